@@ -3,7 +3,8 @@
 linalg_lu_factor_ex, linalg_lu, linalg_inv_ex, _linalg_det, _linalg_slogdet and _linalg_solve_ex. torch
 factorises a batch by calling MKL's getrf from its own parallel loop; from a certain order on that hangs or
 returns wrong factors. Here a batch is factorised by lapgrad's core, which keeps MKL on one thread in its
-loops, or matrix by matrix. All other calls are torch's.
+loops, or matrix by matrix. On CUDA lapgrad's kernels factorise matrices up to order 128, many at once, and as
+with torch's the host does not wait for them. All other calls are torch's.
 
 torch's gradients read the factors that its operators return besides. For a row-major matrix some operators
 return the factors of its transpose, which is copied faster, and so they do here.
@@ -16,7 +17,7 @@ import functools
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.table import core_in_use, lookup
+from lapgrad._kernels.table import core_in_use, has_kernel, lookup
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.lu import LARGEST_UNBLOCKED_ORDER
 from lapgrad._translation._results import allocate_column_major, allocate_status, count_items
@@ -36,8 +37,23 @@ def is_unsafe(A: Tensor) -> bool:
     )
 
 
+def is_served_on_device(A: Tensor) -> bool:
+    """Whether lapgrad's kernels for CUDA factorise ``A``: square, and not too large."""
+    return (
+        has_kernel("gesv_with_status", A)
+        and A.shape[-1] == A.shape[-2]
+        and bool(lookup("serves_gesv_with_status", A)(A))
+    )
+
+
 def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Factors:
     """LU, column-major, pivots and info: torch's."""
+    if pivot and is_served_on_device(A):
+        LU, pivots, info = _allocate_factors(A)
+        lookup("gesv_with_status", A)(None, LU.mT, pivots, info, A, None, False)
+        if check_errors:
+            _torch_private.check_status(info, "torch.linalg.lu_factor_ex", A.dim() == 2)
+        return LU, pivots, info
     if not pivot or not is_unsafe(A):
         LU, pivots, info = run_torch("linalg_lu_factor_ex", A, pivot=pivot, check_errors=check_errors)
         return LU, pivots, info
@@ -50,7 +66,9 @@ def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = 
 def compute_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The inverse, column-major, and info; what torch leaves for a singular matrix."""
     B, info = allocate_column_major(A, *A.shape[-2:]), allocate_status(A)
-    if lookup("inverse", A)(B, A) is not None:
+    if is_served_on_device(A):
+        lookup("inverse_with_status", A)(B, info, A)
+    elif lookup("inverse", A)(B, A) is not None:
         B, info = _invert_by_torch(A)
     if check_errors:
         _torch_private.check_status(info, "linalg.inv_ex", A.dim() == 2)
@@ -69,19 +87,30 @@ def compute_lu(A: Tensor, *, pivot: bool = True) -> Factors:
 
 def compute_det(A: Tensor) -> Factors:
     """The determinant, and the factors with their pivots."""
+    if is_served_on_device(A):
+        LU, pivots, _ = _allocate_factors(A)
+        determinant = A.new_empty(A.shape[:-2])
+        lookup("det_without_status", A)(determinant, LU.mT, pivots, _choose_side("_linalg_det", A))
+        return determinant, LU, pivots
     if not is_unsafe(A):
         determinant, LU, pivots = run_torch("_linalg_det", A)
         return determinant, LU, pivots
-    LU, pivots, _ = _factor_batch(A.mT if _factors_transpose("_linalg_det", A) else A)
+    LU, pivots, _ = _factor_batch(_choose_side("_linalg_det", A))
     return _sign_of_exchanges(LU, pivots) * LU.diagonal(dim1=-2, dim2=-1).prod(-1), LU, pivots
 
 
 def compute_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sign and logarithm of the absolute value of the determinant, and the factors with their pivots."""
+    if is_served_on_device(A):
+        LU, pivots, _ = _allocate_factors(A)
+        sign, logarithm = A.new_empty(A.shape[:-2]), A.new_empty(A.shape[:-2])
+        side = _choose_side("_linalg_slogdet", A)
+        lookup("slogdet_without_status", A)(sign, logarithm, LU.mT, pivots, side)
+        return sign, logarithm, LU, pivots
     if not is_unsafe(A):
         sign, logarithm, LU, pivots = run_torch("_linalg_slogdet", A)
         return sign, logarithm, LU, pivots
-    LU, pivots, _ = _factor_batch(A.mT if _factors_transpose("_linalg_slogdet", A) else A)
+    LU, pivots, _ = _factor_batch(_choose_side("_linalg_slogdet", A))
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     sign = _sign_of_exchanges(LU, pivots) * diagonal.sgn().prod(-1)
     return sign, diagonal.abs().log_().sum(-1), LU, pivots
@@ -91,6 +120,8 @@ def compute_solve_ex(
     A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """X with A X = B, or X A = B, the factors with their pivots, and info. B is a matrix or a vector."""
+    if is_served_on_device(A):
+        return _solve_on_device(A, B, left, check_errors)
     if not is_unsafe(A):
         X, LU, pivots, info = run_torch("_linalg_solve_ex", A, B, left=left, check_errors=check_errors)
         return X, LU, pivots, info
@@ -98,14 +129,52 @@ def compute_solve_ex(
     LU, pivots, info = _factor_batch(A.mT if is_transposed else A)
     if check_errors:
         _torch_private.check_status(info, "torch.linalg.solve_ex", False)
-    is_vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
-    columns = B.unsqueeze(-1) if is_vector else B
+    columns = B.unsqueeze(-1) if is_vector_of(A, B) else B
     X = torch.linalg.lu_solve(LU, pivots, columns, left=left, adjoint=is_transposed)
-    if is_vector:
-        X = X.squeeze(-1)
-        if left and X.dim() > 1:  # torch stores the vectors of a batch as the rows of a column-major matrix
-            X = allocate_column_major(X, *X.shape[-2:]).copy_(X)
-    return X, LU, pivots, info
+    return _lay_out_solution(X, columns is not B, left), LU, pivots, info
+
+
+def is_vector_of(A: Tensor, B: Tensor) -> bool:
+    """Whether torch takes the right-hand side ``B`` for a vector, or one vector per matrix of ``A``."""
+    return B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+
+
+def _lay_out_solution(X: Tensor, is_vector: bool, left: bool) -> Tensor:
+    if not is_vector:
+        return X
+    X = X.squeeze(-1)
+    if not left or X.dim() == 1:
+        return X
+    # torch stores the vectors of a batch as the rows of a column-major matrix.
+    return allocate_column_major(X, *X.shape[-2:]).copy_(X)
+
+
+def _solve_on_device(
+    A: Tensor, B: Tensor, left: bool, check_errors: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    LU, pivots, info = _allocate_factors(A)
+    is_transposed = _factors_transpose("_linalg_solve_ex", A)
+    columns = B.unsqueeze(-1) if is_vector_of(A, B) else B
+    # X A = B is Aᵀ Xᵀ = Bᵀ. Either way the kernel gets column-major matrices on both sides.
+    right = columns if left else columns.mT
+    solution = allocate_column_major(right, *right.shape[-2:])
+    side = A.mT if is_transposed else A
+    lookup("gesv_with_status", A)(solution, LU.mT, pivots, info, side, right, is_transposed == left)
+    if check_errors:
+        _torch_private.check_status(info, "torch.linalg.solve_ex", A.dim() == 2)
+    X = solution if left else solution.mT
+    return _lay_out_solution(X, columns is not B, left), LU, pivots, info
+
+
+def _allocate_factors(A: Tensor) -> Factors:
+    """Memory for LU, column-major, pivots, and info, which is zero."""
+    LU, pivots = allocate_column_major(A, *A.shape[-2:]), A.new_empty(A.shape[:-1], dtype=torch.int32)
+    return LU, pivots, allocate_status(A)
+
+
+def _choose_side(operator: str, A: Tensor) -> Tensor:
+    """The matrices whose factors ``operator`` of torch returns: ``A``, or its transpose."""
+    return A.mT if _factors_transpose(operator, A) else A
 
 
 def _factors_transpose(operator: str, A: Tensor) -> bool:

@@ -102,7 +102,7 @@ def make_gate(
         "right_side": -1 if route.right_side is None else route.right_side,
         "tensors": route.tensors,
         "narrow": registry.NARROW,
-        "safe_order": _NO_ORDER if route.safe_order is None else route.safe_order,
+        "safe_order": _NO_ORDER if route.safe_order is None or device != "cpu" else route.safe_order,
         "thresholds": _flatten_thresholds(table, device, route.operator),
     }
     from lapgrad._kernels import native  # binds BLAS, which `import lapgrad` leaves to the first operator

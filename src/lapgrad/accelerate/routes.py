@@ -65,11 +65,20 @@ def _is_unsafe_lu(A: Tensor, *_: Any, **__: Any) -> bool:
 
 
 def _has_pivots(A: Tensor, *, pivot: bool = True, **_: Any) -> bool:
-    return pivot
+    return pivot and (A.is_cpu or lu.is_served_on_device(A))
+
+
+def _serves_lu(A: Tensor, *_: Any, **__: Any) -> bool:
+    return _is_square(A) and (A.is_cpu or lu.is_served_on_device(A))
 
 
 def _fits_solve(A: Tensor, B: Tensor, **_: Any) -> bool:
-    return _is_square(A) and _have_same_kind(A, B)
+    if not _is_square(A) or not _have_same_kind(A, B):
+        return False
+    if A.is_cpu:
+        return True
+    is_one_each = lu.is_vector_of(A, B) if B.dim() < A.dim() else A.shape[:-2] == B.shape[:-2]
+    return is_one_each and B.numel() > 0 and lu.is_served_on_device(A)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,27 +204,27 @@ ROUTES = (
         "linalg_inv_ex",
         lu.compute_inv_ex,
         out=("inverse", ("inverse", "info")),
+        serves=_serves_lu,
         must=_is_unsafe_lu,
         safe_order=LARGEST_UNBLOCKED_ORDER,
-        devices=("cpu",),
     ),
     Route(
         "det",
         "_linalg_det",
         lu.compute_det,
         out=("result", ("result", "LU", "pivots")),
+        serves=_serves_lu,
         must=_is_unsafe_lu,
         safe_order=LARGEST_UNBLOCKED_ORDER,
-        devices=("cpu",),
     ),
     Route(
         "slogdet",
         "_linalg_slogdet",
         lu.compute_slogdet,
         out=("sign", ("sign", "logabsdet", "LU", "pivots")),
+        serves=_serves_lu,
         must=_is_unsafe_lu,
         safe_order=LARGEST_UNBLOCKED_ORDER,
-        devices=("cpu",),
     ),
     Route(
         "solve",
@@ -225,7 +234,6 @@ ROUTES = (
         serves=_fits_solve,
         must=_is_unsafe_lu,
         safe_order=LARGEST_UNBLOCKED_ORDER,
-        devices=("cpu",),
     ),
     Route(
         "lu_factor",
@@ -235,7 +243,6 @@ ROUTES = (
         serves=_has_pivots,
         must=_is_unsafe_lu,
         safe_order=LARGEST_UNBLOCKED_ORDER,
-        devices=("cpu",),
     ),
     Route(
         "lu_factor",

@@ -32,6 +32,12 @@ def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | N
 
 
 @on_its_device
+def det_without_status(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> None:
+    """``det`` without waiting for the device: nobody is told of entries that are not finite."""
+    _lu.compute_determinants(LU, pivots, A, None, _lu_batch.Determinants(d.view(-1)))
+
+
+@on_its_device
 def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> None:
     """gA := weight times the matrix of cofactors, as ``_fallback.det_vjp`` computes it."""
     target = _items.view_batch(gA)

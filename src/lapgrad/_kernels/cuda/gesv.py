@@ -49,6 +49,39 @@ def gesv_factored(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
     _solve(X, LU, pivots, B, transpose)
 
 
+def serves_gesv_with_status(A: Tensor) -> bool:
+    """Whether ``gesv_with_status`` takes a batch of this shape and type."""
+    return _lu_batch.serves(A)
+
+
+@on_its_device
+def gesv_with_status(
+    X: Tensor | None, LU: Tensor, pivots: Tensor, info: Tensor, A: Tensor, B: Tensor | None, transpose: bool
+) -> None:
+    """LU (stored transposed), pivots and info of LAPACK, and X := A⁻¹ B, or A⁻ᵀ B, unless X is None.
+
+    Nobody waits for the device to find out whether A is singular.
+    """
+    matrices = _items.flatten_batch(A)
+    items, n, _ = matrices.shape
+    factors, exchanges = LU.view(items, n, n), pivots.view(items, n)
+    if X is not None:
+        # Kernels that solve expect an exponent after the pivots of each matrix; these are not scaled.
+        exchanges = exchanges.new_zeros(items, n + 1)
+    plan = _lu_batch.plan_factorisation(
+        matrices, LU=factors, pivots=exchanges, reported=_lu_batch.ZERO_PIVOT, info=info.view(-1), cell=None
+    )
+    _launch.launch(*plan)
+    if X is None:
+        return
+    assert B is not None
+    target = _items.view_batch(X)
+    assert target is not None
+    pivots.view(items, n).copy_(exchanges[:, :n])
+    right = _items.flatten_batch(B)
+    _launch.launch(*_lu_batch.plan_solution(target, factors, exchanges, right, transpose))
+
+
 def _solve(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: bool) -> None:
     """X := A⁻¹ B, or A⁻ᵀ B, from what ``gesv`` has left in LU and pivots."""
     target = _items.view_batch(X)

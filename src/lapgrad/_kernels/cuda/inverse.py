@@ -34,6 +34,27 @@ def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
     return None
 
 
+@on_its_device
+def inverse_with_status(B: Tensor, info: Tensor, A: Tensor) -> None:
+    """B := A⁻¹, and info (int32, 0 before) := LAPACK's; nobody waits for the device to find out.
+
+    For what ``serves_gesv_with_status`` names.
+    """
+    target, matrices, codes = _items.view_batch(B), _items.flatten_batch(A), info.view(-1)
+    assert target is not None
+    items, n, _ = matrices.shape
+    zero_pivot = _lu_batch.ZERO_PIVOT
+    if n <= _thresholds.LU_IN_WARP:
+        plan = _lu_batch.plan_small_inverse(target, matrices, reported=zero_pivot, info=codes, cell=None)
+        _launch.launch(*plan)
+        return
+    LU = torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    pivots = A.new_empty(items, n, dtype=torch.int32)
+    _launch.launch(*_lu_batch.plan_factorisation(matrices, LU=LU, pivots=pivots, cell=None))
+    plan = _lu_batch.plan_inverse(target, LU, pivots, reported=zero_pivot, info=codes, cell=None)
+    _launch.launch(*plan)
+
+
 def _invert(B: Tensor, A: Tensor, cell: Tensor | None) -> None:
     """B := A⁻¹; items without a finite one are reported."""
     items, n, _ = A.shape

@@ -30,6 +30,13 @@ def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tens
 
 
 @on_its_device
+def slogdet_without_status(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> None:
+    """``slogdet`` without waiting for the device: nobody is told of entries that are not finite."""
+    results = _lu_batch.Determinants(sign=sign.view(-1), logarithm=logabsdet.view(-1))
+    _lu.compute_determinants(LU, pivots, A, None, results)
+
+
+@on_its_device
 def slogdet_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> tuple[int, int] | None:
     """gA := weight A^-T, 0 where A is singular. Returns the first (item, status) of those with a weight."""
     target = _items.view_batch(gA)

@@ -69,8 +69,8 @@ __device__ int eliminate(T (&a)[N], T* tile, int order, int lane, int& origin, i
 // (`pivot_item` apart), the determinant, and the inverse X.
 // With `scaled`, A is multiplied by a power of two where its entries are near the ends of the range, and pivots[n] := its exponent.
 // X is multiplied by weights[item], if given, and with `by_determinant` by the determinant: cofactors.
-// Where A is singular, X with weights is zero. info (items) := the status, n + 1 where X is not finite. Failures: those that `reported`
-// names, of items whose weight is not zero.
+// Where A is singular, X with weights is zero. info (items) := the status, n + 1 where X is not finite, of statuses that
+// `reported` names, else 0. Those of items whose weight is not zero are failures.
 // Shared memory: a tile per group.
 template <typename T, int N>
 __global__ void factor_small(T* LU, int* pivots, Index pivot_item, T* determinant, T* sign, T* logarithm, T* X, Index x_item, Index x_row,
@@ -150,7 +150,7 @@ __global__ void factor_small(T* LU, int* pivots, Index pivot_item, T* determinan
     if (find_first(!finite) && status == 0) status = n + 1;
   }
   if (lane > 0 || n == 0) return;
-  if (info) info[item] = status;
+  if (info) info[item] = is_reported(status, n, reported) ? status : 0;
   if (weight != T(0) && is_reported(status, n, reported)) report_failure(first_failure, item, status);
 }
 
@@ -292,6 +292,6 @@ __global__ void factor_medium(T* LU, int* pivots, Index pivot_item, T* determina
   d = multiply_lanes<T, 32>(d);
   if (lane > 0) return;
   Determinants<T>{determinant, sign, logarithm}.store(item, d, status > 0);
-  if (info) info[item] = status;
+  if (info) info[item] = is_reported(status, n, reported) ? status : 0;
   if (is_reported(status, n, reported)) report_failure(first_failure, item, status);
 }

@@ -92,8 +92,8 @@ __device__ void subtract_block(T (&x)[kPanel], const T (&y)[kPanel], const T* ti
 // The same for orders up to 128, and for inverses: a null B is the identity. One item, or chunk of its columns, per block. A column is
 // solved in panels of 16, and kept in X between them: row i in row `place`, which is where it belongs in the end. Pivots are `pivot_item`
 // apart; only with a B do they have an exponent. X is multiplied by weights[item], if given, and with `by_determinant` by the
-// determinant; where A is singular it is zero then. info (items) := the status, n + 1 where X is not finite; it must be 0 before.
-// Failures: those that `reported` names, of items whose weight is not zero.
+// determinant; where A is singular it is zero then. info (items), 0 before, := the status, n + 1 where X is not finite, if `reported`
+// names it. Those of items whose weight is not zero are failures.
 // Shared memory: the factors, one number and two ints for each row, three numbers.
 template <typename T>
 __global__ void solve_medium(T* X, Index x_item, Index x_row, Index x_col, const T* LU, const int* pivots, Index pivot_item,
@@ -136,7 +136,7 @@ __global__ void solve_medium(T* X, Index x_item, Index x_row, Index x_col, const
     }
   }
   if (blockIdx.x % chunks == 0 && threadIdx.x == 0 && status) {
-    if (info) info[item] = status;
+    if (info && is_reported(status, n, reported)) info[item] = status;
     if (weight != T(0) && is_reported(status, n, reported)) report_failure(first_failure, item, status);
   }
   __syncthreads();
@@ -212,6 +212,6 @@ __global__ void solve_medium(T* X, Index x_item, Index x_row, Index x_col, const
     }
   }
   if (finite || status) return;
-  if (info) info[item] = n + 1;
+  if (info && is_reported(n + 1, n, reported)) info[item] = n + 1;
   if (weight != T(0) && is_reported(n + 1, n, reported)) report_failure(first_failure, item, n + 1);
 }
