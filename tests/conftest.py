@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _takes_its_own_way_through_the_core(item):
             item.add_marker(pytest.mark.cpu)
+    # Several processes share the tests. They end together if nothing that takes long is left for the end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if DEVICE.type == "cpu":
         return
     left_out = [item for item in items if item.get_closest_marker("cpu")]

@@ -40,20 +40,32 @@ def load() -> ModuleType:
 
 
 class _WatchedCore(ModuleType):
-    """The compiled core; records the names of the routines that were looked up."""
+    """The compiled core; records the names of routines that were called, and of classes that were used."""
 
     def __init__(self, core: ModuleType) -> None:
         super().__init__(core.__name__)
         self._core = core
-        self.asked: set[str] = set()
+        self.called: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        self.asked.add(name)
-        return getattr(self._core, name)
+        routine = getattr(self._core, name)
+        if isinstance(routine, type) or not callable(routine):
+            self.called.add(name)
+            return routine
 
-    def never_asked(self) -> list[str]:
+        def call(*arguments: Any) -> Any:
+            self.called.add(name)
+            return routine(*arguments)
+
+        return call
+
+    def __dir__(self) -> list[str]:
+        """Names of the core's routines: lapgrad finds shortcuts by their names."""
+        return dir(self._core)
+
+    def never_called(self) -> list[str]:
         routines = {name for name in dir(self._core) if not name.startswith("_")}
-        return sorted(routines - self.asked)
+        return sorted(routines - self.called)
 
 
 _WATCHED = _WatchedCore(load())
@@ -80,7 +92,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     from lapgrad._kernels import cpu as _cpu
 
     assert _cpu.core is _WATCHED
-    never = _WATCHED.never_asked()
+    never = _WATCHED.never_called()
     if never and os.environ.get("SANITIZED_COMPLETELY"):
         print(f"\nnot called by any test: {', '.join(never)}", file=sys.stderr)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -284,6 +285,24 @@ def test_what_cannot_be_read_is_left_alone(name: str) -> None:
     ]
     for i, change in enumerate(others):
         assert take(change) is None, i
+
+
+def test_tensors_that_are_still_wrapped_are_left_alone_at_once() -> None:
+    """torch.func.vjp saves such tensors for second derivatives. To read one costs an exception, 10 ms."""
+    wrapped: list[Tensor] = []
+    func.grad(lambda A: wrapped.append(A * 1.0) or A.sum())(general(5, 5))
+    shortcut = _kernels._CPU["gemm2_shortcut"]
+
+    def measure_refusal(A: Tensor) -> float:
+        start = time.perf_counter()
+        assert shortcut(A, A, False, False, 1.0) is None
+        return time.perf_counter() - start
+
+    with torch.no_grad():
+        seconds, usual = (
+            min(measure_refusal(A) for _ in range(20)) for A in (wrapped[0], general(5, 5).int())
+        )
+    assert seconds < 100 * usual  # by the exception: thousands
 
 
 def test_operands_that_do_not_fit(served: list[str]) -> None:

@@ -23,6 +23,7 @@ def read(path: Path) -> dict[str, object]:
     return dict(json.loads(path.read_text()))
 
 
+@pytest.mark.slow
 def test_torchrun_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     """One rank is killed at step 5; the other names it; torchrun restarts both; the result is the same."""
     # The undisturbed fit, of one process.

@@ -8,5 +8,6 @@ from ranks import assert_all_passed
 pytestmark = pytest.mark.cpu
 
 
+@pytest.mark.slow
 def test_on_two_ranks(subtests: pytest.Subtests) -> None:
     assert_all_passed(("sparse_gp_on_ranks", "models_on_ranks", "dtensors_on_ranks"), subtests)

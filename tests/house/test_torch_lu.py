@@ -93,6 +93,7 @@ def check(batch: int, n: int, threads: int, repeats: int) -> None:
         assert_all_close(evaluate(), expected, of_order(n))
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 @pytest.mark.parametrize("core", ["off", "on"])
 def test_operators_on_every_number_of_threads(core: str) -> None:

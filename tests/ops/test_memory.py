@@ -184,6 +184,7 @@ def _get_measurement(name: str, phase: str) -> tuple[float, float]:
     return _measure_in_a_fresh_process()[name][phase] if DEVICE.type == "cpu" else measure_phase(name, phase)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["forward", "overwrite", "backward"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_peak_is_what_the_docstring_says(name: str, phase: str) -> None:

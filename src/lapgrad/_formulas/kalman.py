@@ -49,6 +49,7 @@ class FilterStep(NamedTuple):
     seen: Tensor  # 1 where there is an observation, 0 where it is missing: (N, p)
     B: Tensor  # with rows of zeros for missing observations
     v: Tensor
+    z: Tensor
     u: Tensor
     L: Tensor
     info: Tensor
@@ -65,9 +66,9 @@ def symmetrise(A: Tensor) -> Tensor:
 
 
 def observe(model: Model, t: int, m: Tensor, P: Tensor) -> FilterStep:
-    """v = y - B m, S = B P B^T + R = L L^T, K = P B^T S^-1, u = S^-1 v; then the filtered moments.
+    """v = y - B m, S = B P B^T + R = L L^T, K = P B^T S^-1, z = L^-1 v, u = S^-1 v; the filtered moments.
 
-    m (N, n, 1 + d), v and u (N, p, 1 + d) have one column for each flat direction; y counts in the first. A
+    m (N, n, 1 + d), v, z and u (N, p, 1 + d) have one column for each flat direction; y counts in the first. A
     missing observation: a row of zeros in B, of the identity in R, and v = 0.
     """
     y = model.y[:, t]
@@ -78,10 +79,11 @@ def observe(model: Model, t: int, m: Tensor, P: Tensor) -> FilterStep:
     v = _pad_columns(torch.where(there, y, 0.0), m) - B @ m
     BP = B @ P
     L, info = torch.linalg.cholesky_ex(BP @ B.mT + R)
-    Kt, u = _solve(L, BP), _solve(L, v)
+    Kt, z = _solve(L, BP), torch.linalg.solve_triangular(L, v, upper=False)
+    u = torch.linalg.solve_triangular(L.mT, z, upper=True)
     J = torch.eye(m.shape[-2], dtype=y.dtype, device=y.device) - Kt.mT @ B
     filtered = J @ P @ J.mT + Kt.mT @ R @ Kt
-    return FilterStep(seen, B, v, u, L, info, BP, Kt.mT, J, m + Kt.mT @ v, symmetrise(filtered))
+    return FilterStep(seen, B, v, z, u, L, info, BP, Kt.mT, J, m + Kt.mT @ v, symmetrise(filtered))
 
 
 def find_continuing_steps(y: Tensor) -> Tensor:
@@ -105,6 +107,8 @@ def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[T
 class FlatPrior(NamedTuple):
     """The part of the value that flat directions have, from G = sum v^T u = [[g00, g^T], [g, H]] (de Jong).
 
+    All are of the dtype of the filter, except for the value, which is of that of G.
+
     Attributes:
         value: (g00 - g^T H^-1 g + log det H) / 2, (N,).
         W: Twice its derivative by G: z z^T + [[0, 0], [0, H^-1]], z = [1, -H^-1 g].
@@ -116,11 +120,25 @@ class FlatPrior(NamedTuple):
     info: Tensor
 
 
-def integrate_out_flat(G: Tensor) -> FlatPrior:
-    """Integrates over the coordinates of the flat directions, given G (N, 1 + d, 1 + d)."""
+def measure_information(seen: FilterStep) -> Tensor:
+    """v^T u = z^T z, (N, 1 + d, 1 + d), in float64, where products of float32 numbers are exact.
+
+    Where the data hardly tell flat directions apart, the columns of z are nearly dependent. Rounding z costs
+    their condition number, but rounding products of it, from which H is made, would cost its square.
+    """
+    wide = seen.z.dtype if seen.z.device.type == "mps" else torch.float64  # those have no float64
+    z = seen.z.to(wide)
+    return z.mT @ z
+
+
+def integrate_out_flat(G: Tensor, dtype: torch.dtype) -> FlatPrior:
+    """Integrates over the coordinates of the flat directions, given G (N, 1 + d, 1 + d).
+
+    ``dtype`` is that of the filter: G is as precise as that.
+    """
     H = G[:, 1:, 1:]
     L, info = torch.linalg.cholesky_ex(H)
-    smallest = 8 * G.shape[-1] * torch.finfo(G.dtype).eps * H.diagonal(dim1=-2, dim2=-1)
+    smallest = 8 * G.shape[-1] * torch.finfo(dtype).eps * H.diagonal(dim1=-2, dim2=-1)
     vague = L.diagonal(dim1=-2, dim2=-1).square() <= smallest
     if L.shape[-1]:
         info = torch.where((info == 0) & vague.any(-1), vague.to(torch.int32).argmax(-1).int() + 1, info)
@@ -129,7 +147,8 @@ def integrate_out_flat(G: Tensor) -> FlatPrior:
     value = 0.5 * (G[:, 0, 0] + (g * best).sum((-2, -1))) + L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     z = torch.nn.functional.pad(best, (0, 0, 1, 0), value=1.0)
     identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
-    return FlatPrior(value, z @ z.mT + torch.nn.functional.pad(_solve(L, identity), (1, 0, 1, 0)), info)
+    W = z @ z.mT + torch.nn.functional.pad(_solve(L, identity), (1, 0, 1, 0))
+    return FlatPrior(value, W.to(dtype), info)
 
 
 def compute_step_vjp(
@@ -185,9 +204,9 @@ def compute_vjp(model: Model, gs: Tensor) -> dict[str, Tensor]:
     for t in range(times):
         seen = observe(model, t, m, P)
         steps.append((m, P, seen))
-        G = G + seen.v.mT @ seen.u
+        G = G + measure_information(seen)
         m, P = predict(model, t, seen, going_on)
-    W = integrate_out_flat(G).W
+    W = integrate_out_flat(G, m.dtype).W
     gm, gP = torch.zeros_like(m), torch.zeros_like(P)
     found: dict[str, list[Tensor]] = {name: [] for name in ("y", "A", "B", "Q", "R", "c")}
     for t in reversed(range(times)):

@@ -14,6 +14,7 @@ from lapgrad._formulas.kalman import (
     compute_vjp,
     find_continuing_steps,
     integrate_out_flat,
+    measure_information,
     observe,
     predict,
 )
@@ -36,16 +37,16 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
         seen = observe(model, t, m, P)
         logs = seen.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         constant = 0.5 * math.log(2 * math.pi) * seen.seen.sum(-1)
-        information = seen.v.mT @ seen.u
+        information = measure_information(seen)
         G = G + information
-        terms.append(torch.stack((logs + constant, 0.5 * information[:, 0, 0]), -1))
+        terms.append(torch.stack((logs + constant, 0.5 * information[:, 0, 0].to(m.dtype)), -1))
         infos.append(seen.info)
         pivots.append(seen.L.diagonal(dim1=-2, dim2=-1))
         m, P = predict(model, t, seen, going_on)
     if not series or (not terms and m.shape[-1] == 1):
         s.zero_()
         return None
-    flat = integrate_out_flat(G)
+    flat = integrate_out_flat(G, m.dtype)
     if terms:
         values, info = torch.stack(terms, 1), torch.stack(infos, 1)
         s.copy_(values[..., 0].sum(1) + flat.value)
