@@ -68,8 +68,8 @@ def symmetrise(A: Tensor) -> Tensor:
 def observe(model: Model, t: int, m: Tensor, P: Tensor) -> FilterStep:
     """v = y - B m, S = B P B^T + R = L L^T, K = P B^T S^-1, z = L^-1 v, u = S^-1 v; the filtered moments.
 
-    m (N, n, 1 + d), v, z and u (N, p, 1 + d) have one column for each flat direction; y counts in the first. A
-    missing observation: a row of zeros in B, of the identity in R, and v = 0.
+    m (N, n, 1 + d), v, z and u (N, p, 1 + d) have one column for each flat direction; y counts in the first.
+    A missing observation: a row of zeros in B, of the identity in R, and v = 0.
     """
     y = model.y[:, t]
     there = ~y.isnan()
