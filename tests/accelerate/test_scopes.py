@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import lapgrad
+from lapgrad.accelerate import registry
+from lapgrad.accelerate.choices import Choice
 from lapgrad.accelerate.overrides import Overrides
 
 pytestmark = pytest.mark.cpu
@@ -289,10 +291,10 @@ def test_traced_graphs_name_the_operators_of_the_time() -> None:
 
 
 def test_overrides_stay_while_a_scope_is_open() -> None:
-    overrides = Overrides()
-    overrides.install()
+    overrides, choice = Overrides(), Choice(frozenset({"qr"}))
+    overrides.install(choice)
     assert ("linalg_qr", "cpu") in overrides.installed
-    overrides.open_scope()
+    overrides.open_scope(choice)
     overrides.remove()
     assert overrides.installed
     overrides.close_scope()
@@ -340,3 +342,30 @@ def test_commands_still_run_as_a_module() -> None:
         [sys.executable, "-m", "lapgrad", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("lapgrad ")
+
+
+def test_only_operators_that_are_asked_for_have_an_override() -> None:
+    overrides = Overrides()
+    try:
+        overrides.install(Choice(frozenset()))
+        assert not overrides.installed
+        overrides.install(Choice(frozenset({"qr"})))
+        assert overrides.installed == {("linalg_qr", "cpu")}
+        overrides.install(Choice(frozenset({"det"})))
+        assert overrides.installed == {("linalg_qr", "cpu"), ("_linalg_det", "cpu")}
+    finally:
+        overrides.remove()
+
+
+def test_operators_of_which_no_call_would_be_taken_have_no_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = {"float64": {"forward": [0] * registry.BUCKETS, "gradient": [0] * registry.BUCKETS}}
+    monkeypatch.setattr(registry, "load_table", lambda: {"cpu": {"linalg_qr": never}})
+    overrides = Overrides()
+    names = frozenset({"qr", "svd", "det"})
+    try:
+        overrides.install(Choice(names))
+        assert overrides.installed == {("_linalg_det", "cpu")}  # torch's must not be called with some batches
+        overrides.install(Choice(names, always=True))
+        assert overrides.installed == {("_linalg_det", "cpu"), ("linalg_qr", "cpu"), ("_linalg_svd", "cpu")}
+    finally:
+        overrides.remove()

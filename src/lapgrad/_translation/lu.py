@@ -50,7 +50,7 @@ def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = 
     """LU, column-major, pivots and info: torch's."""
     if pivot and is_served_on_device(A):
         LU, pivots, info = _allocate_factors(A)
-        lookup("gesv_with_status", A)(None, LU.mT, pivots, info, A, None, False)
+        lookup("gesv_with_status", A)(LU.mT, pivots, info, None, A, None, False)
         if check_errors:
             _torch_private.check_status(info, "torch.linalg.lu_factor_ex", A.dim() == 2)
         return LU, pivots, info
@@ -159,7 +159,7 @@ def _solve_on_device(
     right = columns if left else columns.mT
     solution = allocate_column_major(right, *right.shape[-2:])
     side = A.mT if is_transposed else A
-    lookup("gesv_with_status", A)(solution, LU.mT, pivots, info, side, right, is_transposed == left)
+    lookup("gesv_with_status", A)(LU.mT, pivots, info, solution, side, right, is_transposed == left)
     if check_errors:
         _torch_private.check_status(info, "torch.linalg.solve_ex", A.dim() == 2)
     X = solution if left else solution.mT

@@ -12,6 +12,7 @@ import torch
 from lapgrad._torch import private as _torch_private
 from lapgrad._translation import _torch_kernels
 from lapgrad.accelerate import kernels, registry
+from lapgrad.accelerate.choices import Choice
 from lapgrad.accelerate.gates import Kernel, PythonKernels, TorchKernels, make_gate
 from lapgrad.accelerate.routes import ROUTES, Route
 from lapgrad.accelerate.statistics import Counts
@@ -33,8 +34,25 @@ class Override(NamedTuple):
     has_keys: bool
 
 
+class MadeOverrides(NamedTuple):
+    """The overrides of one operator on one device, installed or not.
+
+    Attributes:
+        route: The operator.
+        is_useful: There are calls that lapgrad is to take; else it takes some only if it must take them all.
+        overrides: At each of its keys.
+    """
+
+    route: Route
+    is_useful: bool
+    overrides: list[Override]
+
+
 class Overrides:
     """The overrides of all routes. They can be installed and removed any number of times.
+
+    An operator has its override only where a choice may take some of its calls: a call that meets one takes
+    a few microseconds longer.
 
     Attributes:
         counts: What became of calls.
@@ -45,7 +63,7 @@ class Overrides:
         self._lock = threading.Lock()
         self._open_scopes = 0
         #: Operator and device -> what is registered for it. Made once: gates keep counts.
-        self._made: dict[tuple[str, str], list[Override]] = {}
+        self._made: dict[tuple[str, str], MadeOverrides] = {}
         #: Operator and device -> the registrations; torch takes them back when the Library is dropped.
         self._installed: dict[tuple[str, str], list[torch.library.Library]] = {}
 
@@ -54,15 +72,15 @@ class Overrides:
         """The operators, with devices, that have an override now."""
         return frozenset(self._installed)
 
-    def install(self) -> None:
-        """Put an override in front of every operator, on every device with kernels."""
+    def install(self, choice: Choice) -> None:
+        """Put overrides in front of the operators that ``choice`` asks for, on every device with kernels."""
         with self._lock:
-            self._install_if_missing()
+            self._install_if_missing(choice)
 
-    def open_scope(self) -> None:
+    def open_scope(self, choice: Choice) -> None:
         """Install, and let nobody remove until ``close_scope``."""
         with self._lock:
-            self._install_if_missing()
+            self._install_if_missing(choice)
             self._open_scopes += 1
 
     def close_scope(self) -> None:
@@ -76,19 +94,26 @@ class Overrides:
             if not self._open_scopes:
                 self._installed.clear()
 
-    def _install_if_missing(self) -> None:
-        if self._installed:
+    def _install_if_missing(self, choice: Choice) -> None:
+        if not choice.names:
             return
         if not self._made:
-            table = registry.load_table()
-            for device in ("cpu", "cuda") if _cuda_in_use() else ("cpu",):
-                for route in ROUTES:
-                    if device in route.devices:
-                        self._made[route.operator, device] = _make_overrides(
-                            route, device, table, self.counts
-                        )
-        for key, overrides in self._made.items():
-            self._installed[key] = [_register(override) for override in overrides]
+            self._make_all()
+        for key, made in self._made.items():
+            is_wanted = made.route.name in choice.names and (made.is_useful or choice.always)
+            if is_wanted and key not in self._installed:
+                self._installed[key] = [_register(override) for override in made.overrides]
+
+    def _make_all(self) -> None:
+        """Makes the overrides of all routes, before the first is installed: they keep torch's kernels."""
+        table = registry.load_table()
+        for device in ("cpu", "cuda") if _cuda_in_use() else ("cpu",):
+            for route in ROUTES:
+                if device in route.devices:
+                    overrides = _make_overrides(route, device, table, self.counts)
+                    is_useful = route.must is not None and device == "cpu"
+                    is_useful |= registry.has_threshold(table, device, route.operator)
+                    self._made[route.operator, device] = MadeOverrides(route, is_useful, overrides)
 
 
 def _cuda_in_use() -> bool:

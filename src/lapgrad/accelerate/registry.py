@@ -64,6 +64,12 @@ def find_thresholds(table: dict[str, Any], device: str, operator: str) -> dict[t
     }
 
 
+def has_threshold(table: dict[str, Any], device: str, operator: str) -> bool:
+    """Whether lapgrad takes any call of ``operator`` on ``device``."""
+    rows = (table.get(device, {}).get(name, {}) for name in (operator, f"{operator} narrow"))
+    return any(any(row) for dtypes in rows for kinds in dtypes.values() for row in kinds.values())
+
+
 def _extend(row: list[int]) -> Row:
     """``row`` with its last entry for all larger orders."""
     return tuple(row) + (row[-1],) * (_MOST_BITS - len(row))

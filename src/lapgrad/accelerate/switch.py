@@ -35,7 +35,7 @@ class Scope:
 
     def __enter__(self) -> Scope:
         self.withdraw()
-        self._overrides.open_scope()
+        self._overrides.open_scope(self._choice)
         self._entered.set((*self._entered.get(), SCOPE.set(self._choice)))
         return self
 
@@ -182,8 +182,8 @@ class Acceleration:
         names = NAMES if only is None else frozenset((only,) if isinstance(only, str) else only)
         for name in sorted(names - NAMES):
             raise _errors.unknown_option("accelerate", "only", name, tuple(sorted(NAMES)))
-        self._overrides.install()
         choice = Choice(names, always)
+        self._overrides.install(choice)
         PROCESS.make(choice)
         return Scope(choice, self._overrides)
 

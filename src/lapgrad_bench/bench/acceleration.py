@@ -59,6 +59,7 @@ class Case:
         operands: (items, order, dtype, device) -> operands.
         flops: In units of n^3 per matrix, about.
         has_gradient: lapgrad has the gradient, too.
+        devices: Where lapgrad has a choice: on others it leaves these calls to torch, or has to take them.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Case:
     operands: Callable[[int, int, torch.dtype, str], tuple[Tensor, ...]]
     flops: float
     has_gradient: bool = True
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 def _matrices(items: int, n: int, dtype: torch.dtype, device: str, columns: int | None = None) -> Tensor:
@@ -150,6 +152,26 @@ CASES = (
     Case("svd", ("_linalg_svd",), _svd, _general, 25.0),
     Case("qr", ("linalg_qr",), torch.linalg.qr, _general, 5.0),
     Case("inv", ("linalg_inv_ex",), getattr(torch.linalg, "inv"), _general, 2.0, has_gradient=False),  # noqa: B009
+    *(
+        Case(name, (operator,), getattr(torch.linalg, name), _general, 0.7, False, ("cuda",))
+        for name, operator in (
+            ("det", "_linalg_det"),
+            ("slogdet", "_linalg_slogdet"),
+            ("lu_factor", "linalg_lu_factor_ex"),
+        )
+    ),
+    Case(
+        "solve",
+        ("_linalg_solve_ex",),
+        getattr(torch.linalg, "solve"),  # noqa: B009
+        lambda items, n, dtype, device: (
+            *_general(items, n, dtype, device),
+            _matrices(items, n, dtype, device, 1),
+        ),
+        0.8,
+        False,
+        ("cuda",),
+    ),
 )
 
 
@@ -172,7 +194,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
+    cases = [
+        case
+        for case in CASES
+        if arguments.device in case.devices and (arguments.only is None or case.name in arguments.only)
+    ]
     with freeze_existing_objects():
         return _check(arguments, cases) if arguments.check else _write_table(arguments, cases)
 

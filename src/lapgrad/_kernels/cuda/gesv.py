@@ -56,7 +56,7 @@ def serves_gesv_with_status(A: Tensor) -> bool:
 
 @on_its_device
 def gesv_with_status(
-    X: Tensor | None, LU: Tensor, pivots: Tensor, info: Tensor, A: Tensor, B: Tensor | None, transpose: bool
+    LU: Tensor, pivots: Tensor, info: Tensor, X: Tensor | None, A: Tensor, B: Tensor | None, transpose: bool
 ) -> None:
     """LU (stored transposed), pivots and info of LAPACK, and X := A⁻¹ B, or A⁻ᵀ B, unless X is None.
 
