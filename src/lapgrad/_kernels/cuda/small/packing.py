@@ -1,4 +1,7 @@
-"""extracttrian and maketrian on CUDA: one launch for all items. See ``kernels/packing.cu``."""
+"""extracttrian, maketrian and mirrored triangles on CUDA: one launch for all items.
+
+See ``kernels/packing.cu``.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,15 @@ def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) ->
     passes = _PASSES if rows * lanes >= _thresholds.PACKING_MANY_THREADS else 1
     grid = (-(-rows // (_THREADS // lanes * passes)),)
     return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
+
+
+def plan_mirror(A: Tensor) -> Launch:
+    """The launch that mirrors the lower triangles of A (items, n, n), contiguous."""
+    items, n, _ = A.shape
+    lanes = _choose_lanes(n)
+    passes = _PASSES if items * n * lanes >= _thresholds.PACKING_MANY_THREADS else 1
+    grid = (-(-items * n // (_THREADS // lanes * passes)),)
+    return "packing", "mirror_rows<{T}>", A, grid, _THREADS, 0, A.data_ptr(), n, items, lanes, passes
 
 
 def _choose_lanes(n: int) -> int:

@@ -38,9 +38,13 @@ def serves(L: Tensor, A: Tensor) -> bool:
         n > _thresholds.TRIANGULAR_SMALL or L.shape[:-2].numel() <= _thresholds.TRIANGULAR_FEW
     ):
         return False
-    return has_block_memory(
-        _round_to_panels(n) * pad_columns(_round_to_panels(n), A.dtype) * A.element_size(), A
-    )
+    return has_memory(L)
+
+
+def has_memory(L: Tensor) -> bool:
+    """Whether a block has the memory for a triangle of the order and type of L."""
+    size = _round_to_panels(L.shape[-1])
+    return has_block_memory(size * pad_columns(size, L.dtype) * L.element_size(), L)
 
 
 def plan_application(

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small.packing import plan_mirror
 
 
 def multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor | None:
@@ -62,9 +64,7 @@ def multiply_triangle(
 
 def multiply_by_transpose(A: Tensor, transpose: bool) -> Tensor | None:
     """A Aᵀ, or Aᵀ A, symmetric to the last bit."""
-    n = A.shape[-1 if transpose else -2]
-    items = A.shape[:-2].numel()
-    if items > _thresholds.MOST_ITEMS or n > _thresholds.WHOLE_PRODUCT_UP_TO:
+    if A.shape[-1 if transpose else -2] > _thresholds.WHOLE_PRODUCT_UP_TO:
         return None
     turned = A.mT
     B = _multiply(turned, A) if transpose else _multiply(A, turned)
@@ -82,7 +82,11 @@ def multiply_by_transpose_recorded(A: Tensor, transpose: bool) -> Tensor | None:
 
 @on_its_device
 def _mirror(B: Tensor) -> None:
-    _device.reshape_triangle(B, _device.MIRROR_UP)
+    n = B.shape[-1]
+    if n <= _thresholds.MIRROR_BY_ROWS or B.dim() > 3:
+        _launch.launch(*plan_mirror(B.view(-1, n, n)))
+    else:
+        _device.reshape_triangle(B, _device.MIRROR_UP)
 
 
 def multiply_by_triangle_recorded(
