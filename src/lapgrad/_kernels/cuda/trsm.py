@@ -26,9 +26,18 @@ def trsm(
     if _trsm_batch.serves(L, A):
         return _trsm_batch.trsm(X, L, A, lower, transpose, rightside)
     items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not X.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(X):
+    if not X.numel() or not _device.is_storable(X):
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
     in_place = X.data_ptr() == A.data_ptr() and X.stride() == A.stride()
+    if not _thresholds.serves_items_one_by_one(items, n):
+        if in_place:
+            return _fallback.trsm(X, L, A, lower, transpose, rightside)
+        answer = find_zero_pivot_later(L)
+        # torch's results are column-major: it solves for the transpose of X.
+        torch.linalg.solve_triangular(
+            L if transpose else L.mT, A.mT, upper=lower != transpose, left=rightside, out=X.mT
+        )
+        return answer()
     if in_place:
         # Checked first: A must stay as it is if L is singular.
         failure = find_zero_pivot(L)
