@@ -9,7 +9,7 @@ from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.small.packing import plan_mirror
-from lapgrad._kernels.cuda.small.triangular import has_memory, plan_application, plan_zero_pivot_search
+from lapgrad._kernels.cuda.small.triangular import has_memory, plan_application
 
 
 def serves(B: Tensor) -> bool:
@@ -22,12 +22,10 @@ def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
     n = L.shape[-1]
     target, triangles = B.view(-1, n, n), _items.flatten_batch(L if lower else L.mT)
     cell = _items.get_status_cell(L)
-    if cell is not None:
-        _launch.launch(*plan_zero_pivot_search(triangles, cell))
     identity = torch.eye(n, dtype=L.dtype, device=L.device).expand(len(target), n, n)
     W = torch.empty_like(target)
     plan = plan_application(
-        W, triangles, identity, lower=True, transpose=False, rightside=False, solve=True, cell=cell
+        W, triangles, identity, True, False, False, solve=True, cell=cell, search=cell is not None
     )
     _launch.launch(*plan)
     in_place = B.data_ptr() == L.data_ptr()

@@ -22,11 +22,21 @@ def trsm(
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
     triangles = flatten_batch(L)
     cell = _items.get_status_cell(A)
-    if cell is not None:
+    in_place = X.data_ptr() == A.data_ptr()
+    if cell is not None and in_place:
+        # Checked first: A must stay as it is if L is singular.
         _launch.launch(*plan_zero_pivot_search(triangles, cell))
     _launch.launch(
         *plan_application(
-            target, triangles, flatten_batch(A), lower, transpose, rightside, solve=True, cell=cell
+            target,
+            triangles,
+            flatten_batch(A),
+            lower,
+            transpose,
+            rightside,
+            solve=True,
+            cell=cell,
+            search=cell is not None and not in_place,
         )
     )
     return _items.read_first_failure(cell)
