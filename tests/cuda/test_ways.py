@@ -28,6 +28,7 @@ from lapgrad.ops import inverse as _inverse
 from lapgrad.ops import potrf as _potrf
 from lapgrad.ops import potri as _potri
 from lapgrad.ops import sumlogdiag as _sumlogdiag
+from lapgrad.ops import trsm as _trsm
 
 #: DLPack's number of the CPU, and the attribute of its tensors; no device at all.
 _CPU, _NOTHING = (1, "is_cpu"), (-1, None)
@@ -69,12 +70,12 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
     "gemm2": (
         lapgrad.gemm2,
         lambda *s: (general(*s), general(*s)),
-        [{}, {"transpose_a": True}, {"transpose_b": True}, {"transpose_a": True, "transpose_b": True}],
+        [{}, {"transpose_a": True}, {"transpose_b": True, "alpha": -0.5}],
     ),
     "gemmt": (
         lapgrad.gemmt,
         lambda *s: (general(*s), general(*s)),
-        [{}, {"lower": False}, {"transpose_a": True}, {"transpose_b": True}],
+        [{}, {"lower": False}, {"transpose_a": True}, {"transpose_b": True, "alpha": -0.5}],
     ),
     "syrk": (lapgrad.syrk, lambda *s: (general(*s[:-1], s[-1] + 1),), [{}, {"transpose": True}]),
     "trmm": (
@@ -86,6 +87,11 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
         lapgrad.trsm,
         lambda *s: (lower(*s), general(*s)),
         [{}, {"transpose": True}, {"rightside": True}],
+    ),
+    "trsm_again": (
+        lambda L, A, **k: _trsm._solve_again(L, A, True, k.get("transpose", False), False),
+        lambda *s: (lower(*s), general(*s)),
+        [{}, {"transpose": True}],
     ),
     "makediag": (lapgrad.makediag, lambda *s: (general(*s[:-1]),), [{}]),
     "extractdiag": (lapgrad.extractdiag, lambda *s: (general(*s),), [{}]),
@@ -115,6 +121,7 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
         lambda *s: (lower(*s), general(*s)),
         [{}],
     ),
+    "gesv": (lapgrad.gesv, lambda *s: (positive(*s), general(*s)), [{}, {"transpose": True}]),
     "inverse": (lapgrad.inverse, lambda *s: (positive(*s),), [{}]),
     "inverse_vjp": (_inverse.operator_vjp.call, lambda *s: (positive(*s), general(*s)), [{}]),
 }
@@ -206,7 +213,7 @@ def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ..
     return [result.detach(), *[gradient.detach() for gradient in gradients], *second]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith("_vjp")])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith(("_vjp", "_again"))])
 def test_gradients(name: str, taken: Taken) -> None:
     """First and second derivatives, whoever records them."""
     function, make, all_flags = CASES[name]
@@ -247,7 +254,7 @@ def test_everything_else_goes_through_python(name: str, taken: Taken) -> None:
     func.vmap(lambda *args: joined(function(*args)))(*operands)
     with forward_ad.dual_level():
         function(*operands)
-    if not name.endswith("_vjp"):
+    if not name.endswith(("_vjp", "_again")):
         func.vjp(lambda *args: joined(function(*args)), *operands)
         with pytest.raises(lapgrad.DTypeError):
             function(*[operand.half() for operand in operands])

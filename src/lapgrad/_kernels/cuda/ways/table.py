@@ -24,7 +24,7 @@ class Way(NamedTuple):
     multiplies: bool = False
 
 
-#: By the name of the registered operator.
+#: By the name of the registered operator; ``trsm_again`` is ``trsm`` with an L that has been solved with.
 WAYS = MappingProxyType(
     {
         "gemm": Way(products.multiply_and_add, products.multiply_and_add, multiplies=True),
@@ -33,6 +33,7 @@ WAYS = MappingProxyType(
         "syrk": Way(products.multiply_by_transpose, products.multiply_by_transpose_recorded, multiplies=True),
         "trmm": Way(factors.multiply_by_triangle, products.multiply_by_triangle_recorded, multiplies=True),
         "trsm": Way(factors.solve_with_triangle),
+        "trsm_again": Way(factors.solve_with_checked_triangle),
         "makediag": Way(diagonals.make_diagonal, diagonals.make_diagonal),
         "extractdiag": Way(diagonals.extract_diagonal, diagonals.extract_diagonal),
         "maketrian": Way(diagonals.unpack),
@@ -45,6 +46,7 @@ WAYS = MappingProxyType(
         "potrf_vjp": Way(factors.pull_back_factor),
         "potri": Way(factors.invert_from_factor),
         "potri_vjp": Way(factors.pull_back_inverse_from_factor),
+        "gesv": Way(factors.solve),
         "inverse": Way(factors.invert),
         "inverse_vjp": Way(factors.pull_back_inverse, multiplies=True),
     }
