@@ -28,6 +28,7 @@ from lapgrad.ops import inverse as _inverse
 from lapgrad.ops import potrf as _potrf
 from lapgrad.ops import potri as _potri
 from lapgrad.ops import sumlogdiag as _sumlogdiag
+from lapgrad.ops import syrk as _syrk
 from lapgrad.ops import trsm as _trsm
 
 #: DLPack's number of the CPU, and the attribute of its tensors; no device at all.
@@ -78,6 +79,11 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
         [{}, {"lower": False}, {"transpose_a": True}, {"transpose_b": True, "alpha": -0.5}],
     ),
     "syrk": (lapgrad.syrk, lambda *s: (general(*s[:-1], s[-1] + 1),), [{}, {"transpose": True}]),
+    "syrk_vjp": (
+        lambda A, gB: _syrk.operator_vjp.call(A, gB, False),
+        lambda *s: (general(*s), general(*s)),
+        [{}],
+    ),
     "trmm": (
         lapgrad.trmm,
         lambda *s: (general(*s), general(*s)),

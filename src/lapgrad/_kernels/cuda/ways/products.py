@@ -92,6 +92,12 @@ def _mirror(B: Tensor) -> None:
         _device.reshape_triangle(B, _device.MIRROR_UP)
 
 
+def pull_back_product_with_transpose(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
+    """(gB + gBᵀ) A, or A (gB + gBᵀ)."""
+    both = gB + gB.mT
+    return _multiply(A, both) if transpose else _multiply(both, A)
+
+
 def multiply_by_triangle_recorded(
     L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> Tensor | None:

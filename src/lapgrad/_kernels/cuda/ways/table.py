@@ -31,6 +31,7 @@ WAYS = MappingProxyType(
         "gemm2": Way(products.multiply, products.multiply, multiplies=True),
         "gemmt": Way(products.multiply_triangle, products.multiply_triangle, multiplies=True),
         "syrk": Way(products.multiply_by_transpose, products.multiply_by_transpose_recorded, multiplies=True),
+        "syrk_vjp": Way(products.pull_back_product_with_transpose, multiplies=True),
         "trmm": Way(factors.multiply_by_triangle, products.multiply_by_triangle_recorded, multiplies=True),
         "trsm": Way(factors.solve_with_triangle),
         "trsm_again": Way(factors.solve_with_checked_triangle),
