@@ -116,6 +116,7 @@ Way syrk{"syrk", "2", 1, is_anything};
 Way syrk_vjp{"syrk_vjp", "22", 1, is_gradient_of_syrk};
 Way trmm{"trmm", "22", 3, is_triangle};
 Way trsm{"trsm", "22", 3, is_triangle};
+Way trsm_again{"trsm_again", "22", 3, is_triangle};
 Way makediag{"makediag", "1", 0, is_anything};
 Way extractdiag{"extractdiag", "2", 0, is_square};
 Way maketrian{"maketrian", "1", 1, is_anything};
@@ -136,7 +137,7 @@ Way gesv{"gesv", "22", 1, is_system};
 namespace {
 
 constexpr Way* kAll[] = {&ways::gemm,         &ways::gemm2,    &ways::gemmt,       &ways::syrk,       &ways::syrk_vjp,   &ways::trmm,
-                         &ways::trsm,         &ways::makediag, &ways::extractdiag, &ways::maketrian,  &ways::extracttrian,
+                         &ways::trsm,         &ways::trsm_again, &ways::makediag, &ways::extractdiag, &ways::maketrian,  &ways::extracttrian,
                          &ways::sumlogdiag,   &ways::sumlogdiag_vjp, &ways::copyltu, &ways::potrf,    &ways::potrf_ex,
                          &ways::potrf_vjp,    &ways::potri,    &ways::potri_vjp,   &ways::inverse,    &ways::inverse_vjp,
                          &ways::gesv};
@@ -160,6 +161,12 @@ nb::object take_three(nb::handle a, nb::handle b, nb::handle c) {
     return way.is_meant_for(a) ? way.take(all) : nb::none();
 }
 
+template <Way& way>
+nb::object take_five(nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e) {
+    PyObject* const all[] = {a.ptr(), b.ptr(), c.ptr(), d.ptr(), e.ptr()};
+    return way.is_meant_for(a) ? way.take(all) : nb::none();
+}
+
 // `device` is DLPack's number of the device, and `is_there` the attribute that is true for tensors on it, or None. Ways that were found
 // before are looked for again.
 void set_ways(nb::object find_way, nb::object keeps_precision, int device, nb::object is_there) {
@@ -175,6 +182,7 @@ void bind_ways(nb::module_& m) {
     m.def("copyltu_shortcut", &take_two<ways::copyltu>, any, any);
     m.def("syrk_vjp_shortcut", &take_three<ways::syrk_vjp>, any, any, any);
     m.def("sumlogdiag_vjp_shortcut", &take_two<ways::sumlogdiag_vjp>, any, any);
+    m.def("trsm_again_shortcut", &take_five<ways::trsm_again>, any, any, any, any, any);
     m.def("potri_vjp_shortcut", &take_three<ways::potri_vjp>, any, any, any);
     m.def("inverse_vjp_shortcut", &take_two<ways::inverse_vjp>, any, any);
 }

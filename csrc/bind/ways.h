@@ -43,7 +43,7 @@ struct Way {
 };
 
 namespace ways {
-extern Way gemm, gemm2, gemmt, syrk, syrk_vjp, trmm, trsm, makediag, extractdiag, maketrian, extracttrian, sumlogdiag, sumlogdiag_vjp,
+extern Way gemm, gemm2, gemmt, syrk, syrk_vjp, trmm, trsm, trsm_again, makediag, extractdiag, maketrian, extracttrian, sumlogdiag, sumlogdiag_vjp,
     copyltu, potrf, potrf_ex, potrf_vjp, potri, potri_vjp, inverse, inverse_vjp, gesv;
 }
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lapgrad
 from lapgrad._kernels import cpu as _cpu
 from lapgrad._kernels import table as _kernels
+from lapgrad._kernels.cuda.ways.table import WAYS
 from lapgrad.ops import potrf as _potrf
 
 pytestmark = pytest.mark.cpu
@@ -136,8 +137,27 @@ def compute_without_shortcuts(function: Callable[..., Any], *operands: Tensor, *
         return joined(function(*operands, **flags))
 
 
+#: Shortcuts with a way of CUDA tensors only (tests/cuda/test_ways.py), and how many arguments they take.
+ON_CUDA_ONLY = {
+    "copyltu": 2,
+    "syrk_vjp": 3,
+    "sumlogdiag_vjp": 2,
+    "trsm_again": 5,
+    "potri_vjp": 3,
+    "inverse_vjp": 2,
+}
+
+
 def test_every_shortcut_is_tested() -> None:
-    assert {name.removesuffix("_shortcut") for name in NAMES} == set(CASES)
+    assert {name.removesuffix("_shortcut") for name in NAMES} == CASES.keys() | ON_CUDA_ONLY.keys()
+    assert ON_CUDA_ONLY.keys() <= WAYS.keys()
+
+
+@pytest.mark.parametrize("name", ON_CUDA_ONLY)
+def test_shortcuts_of_cuda_tensors_leave_others_alone(name: str) -> None:
+    count = ON_CUDA_ONLY[name]
+    for operand in (general(3, 3), None, 1.0):
+        assert _kernels._CPU[f"{name}_shortcut"](*[operand] * count) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -115,6 +115,14 @@ def run_packing(draw: Draw) -> None:
         A = draw.normal(3, n, n)
         v = lapgrad.extracttrian(A, offset=offset, lower=lower)
         pull_back(lapgrad.maketrian(v, offset=offset, lower=lower), A)
+    L = draw.triangle(3, 20)
+    pull_back(lapgrad.potri(L), L)
+
+
+def run_logarithms(draw: Draw) -> None:
+    for n in (20, 150):
+        L = draw.triangle(3, n)
+        pull_back(lapgrad.sumlogdiag(L), L)
 
 
 def run_orthogonal(draw: Draw) -> None:
@@ -236,6 +244,7 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "triangular": (run_triangular, ("triangular_batch",)),
     "products": (run_products, ()),
     "packing": (run_packing, ("packing",)),
+    "logarithms": (run_logarithms, ("sumlogdiag",)),
     "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_panel", "gelqf_vjp_batch", "gelqf_wide")),
     "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),
     "pivoting": (run_pivoting, ("pstrf_batch",)),

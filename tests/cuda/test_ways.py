@@ -28,6 +28,8 @@ from lapgrad.ops import inverse as _inverse
 from lapgrad.ops import potrf as _potrf
 from lapgrad.ops import potri as _potri
 from lapgrad.ops import sumlogdiag as _sumlogdiag
+from lapgrad.ops import syrk as _syrk
+from lapgrad.ops import trsm as _trsm
 
 #: DLPack's number of the CPU, and the attribute of its tensors; no device at all.
 _CPU, _NOTHING = (1, "is_cpu"), (-1, None)
@@ -69,14 +71,19 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
     "gemm2": (
         lapgrad.gemm2,
         lambda *s: (general(*s), general(*s)),
-        [{}, {"transpose_a": True}, {"transpose_b": True}, {"transpose_a": True, "transpose_b": True}],
+        [{}, {"transpose_a": True}, {"transpose_b": True, "alpha": -0.5}],
     ),
     "gemmt": (
         lapgrad.gemmt,
         lambda *s: (general(*s), general(*s)),
-        [{}, {"lower": False}, {"transpose_a": True}, {"transpose_b": True}],
+        [{}, {"lower": False}, {"transpose_a": True}, {"transpose_b": True, "alpha": -0.5}],
     ),
     "syrk": (lapgrad.syrk, lambda *s: (general(*s[:-1], s[-1] + 1),), [{}, {"transpose": True}]),
+    "syrk_vjp": (
+        lambda A, gB: _syrk.operator_vjp.call(A, gB, False),
+        lambda *s: (general(*s), general(*s)),
+        [{}],
+    ),
     "trmm": (
         lapgrad.trmm,
         lambda *s: (general(*s), general(*s)),
@@ -86,6 +93,11 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
         lapgrad.trsm,
         lambda *s: (lower(*s), general(*s)),
         [{}, {"transpose": True}, {"rightside": True}],
+    ),
+    "trsm_again": (
+        lambda L, A, **k: _trsm._solve_again(L, A, True, k.get("transpose", False), False),
+        lambda *s: (lower(*s), general(*s)),
+        [{}, {"transpose": True}],
     ),
     "makediag": (lapgrad.makediag, lambda *s: (general(*s[:-1]),), [{}]),
     "extractdiag": (lapgrad.extractdiag, lambda *s: (general(*s),), [{}]),
@@ -115,6 +127,7 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
         lambda *s: (lower(*s), general(*s)),
         [{}],
     ),
+    "gesv": (lapgrad.gesv, lambda *s: (positive(*s), general(*s)), [{}, {"transpose": True}]),
     "inverse": (lapgrad.inverse, lambda *s: (positive(*s),), [{}]),
     "inverse_vjp": (_inverse.operator_vjp.call, lambda *s: (positive(*s), general(*s)), [{}]),
 }
@@ -206,7 +219,7 @@ def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ..
     return [result.detach(), *[gradient.detach() for gradient in gradients], *second]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith("_vjp")])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith(("_vjp", "_again"))])
 def test_gradients(name: str, taken: Taken) -> None:
     """First and second derivatives, whoever records them."""
     function, make, all_flags = CASES[name]
@@ -236,6 +249,10 @@ def test_torch_records_what_it_may(name: str, taken: Taken) -> None:
         nodes += [follower for follower, _ in node.next_functions if follower is not None]
 
 
+class Labelled(Tensor):
+    """A subclass that only follows operators around."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_everything_else_goes_through_python(name: str, taken: Taken) -> None:
     function, make, _ = CASES[name]
@@ -243,11 +260,11 @@ def test_everything_else_goes_through_python(name: str, taken: Taken) -> None:
     func.vmap(lambda *args: joined(function(*args)))(*operands)
     with forward_ad.dual_level():
         function(*operands)
-    if not name.endswith("_vjp"):
+    if not name.endswith(("_vjp", "_again")):
         func.vjp(lambda *args: joined(function(*args)), *operands)
         with pytest.raises(lapgrad.DTypeError):
             function(*[operand.half() for operand in operands])
-    function(*[torch.nn.Buffer(operand.as_subclass(type("Own", (Tensor,), {}))) for operand in operands])
+    function(*[operand.as_subclass(Labelled) for operand in operands])
     assert taken.names == []
 
 

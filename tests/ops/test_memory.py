@@ -63,6 +63,7 @@ ON_CUDA: dict[str, tuple[str, dict[str, float]]] = {
     "potrf_ex": (f"{_LIBRARY}; {_INVERTED}", {"forward": 2, "overwrite": 1, "backward": 4}),
     "trsm": (_INVERTED, {"forward": 2, "overwrite": 1}),
     "gemmt": ("cuBLAS's triangular product does not read a transposed factor", {"backward": 3}),
+    "copyltu": (_COMPOSITE, {"backward": 3}),
     "gelqf": (f"Gram matrices, their factors and {_INVERTED}; {_LIBRARY}", {"forward": 6, "backward": 3}),
     "linalg.lstsq": ("of gelqf", {"forward": 6}),
     "potri": (_INVERTED, {"forward": 3, "overwrite": 2, "backward": 2}),

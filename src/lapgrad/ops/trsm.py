@@ -15,6 +15,8 @@ from lapgrad._torch.layout import allocate_like
 from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 
+_take_shortcut_again = make_shortcut("trsm_again")
+
 
 def trsm(
     L: Tensor,
@@ -102,12 +104,18 @@ def _solve_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
         raise _errors.singular("trsm", _errors.batch_index(item, L.shape[:-2]), index)
 
 
+def _solve_again(L: Tensor, A: Tensor, *flags: bool) -> Tensor:
+    """``operator.call`` with an L that it has accepted before: a GPU is not asked again."""
+    X: Tensor | None = None if is_compiling() else _take_shortcut_again(L, A, *flags)
+    return operator.call(L, A, *flags) if X is None else X
+
+
 def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gX: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """gA = t(L)^-T gX, and gL is minus the gradient of L in the product t(L) X = A with cotangent gA."""
     (L, X), (lower, transpose, rightside) = saved, flags
-    gA = operator.call(L, gX, lower, not transpose, rightside)
+    gA = _solve_again(L, gX, lower, not transpose, rightside)
     gL = _triangular.compute_triangle_vjp(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
     return gL, gA if needs[1] else None
 

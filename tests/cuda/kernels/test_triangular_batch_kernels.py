@@ -91,6 +91,21 @@ def test_a_zero_pivot_is_reported_and_nothing_is_written(machine: Machine) -> No
     assert _items.read_first_failure(cell) is None
 
 
+@machines
+@pytest.mark.parametrize("n", [4, 20])
+def test_a_solve_reports_zero_pivots_by_itself(machine: Machine, n: int) -> None:
+    """By their place in L, whichever triangle, side and transposition."""
+    for flags in FLAGS:
+        L, A = make_operands(n, 3, torch.float64, machine, flags[2])
+        cell, X = _items.create_status_cell(A), torch.empty_like(A)
+        machine.launch(_triangular_batch.plan_application(X, L, A, *flags, True, cell, search=True))
+        assert _items.read_first_failure(cell) is None
+        assert_close(X, compute_expected(L, A, flags, True), of_order(n))
+        L[3, 1, 1] = L[3, 2, 2] = L[4, 0, 0] = 0.0
+        machine.launch(_triangular_batch.plan_application(X, L, A, *flags, True, cell, search=True))
+        assert _items.read_first_failure(cell) == (3, 1)
+
+
 @pytest.mark.parametrize("n", [2, 8, 16, 17, 32, 33, 64, 100, 128])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("solve", [True, False], ids=["trsm", "trmm"])

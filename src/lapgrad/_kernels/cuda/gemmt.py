@@ -14,7 +14,8 @@ from lapgrad._kernels.torch import gemmt as _fallback
 def gemmt(
     C: Tensor, A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
 ) -> None:
-    if not C.numel() or not A.numel() or not _device.is_storable(C):
+    too_many = C.shape[:-2].numel() > _thresholds.MOST_ITEMS
+    if not C.numel() or not A.numel() or too_many or not _device.is_storable(C):
         _fallback.gemmt(C, A, B, lower, transpose_a, transpose_b, alpha)
         return
     left, right = _device.make_readable(A), _device.make_readable(B)

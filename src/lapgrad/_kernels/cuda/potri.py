@@ -10,6 +10,7 @@ from lapgrad._kernels.cuda.large.zero_pivots import find_zero_pivot
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import potri as _potri_batch
 from lapgrad._kernels.torch import potri as _fallback
 
 _TILE = 32
@@ -17,6 +18,8 @@ _TILE = 32
 
 @on_its_device
 def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
+    if L.numel() and _potri_batch.serves(B):
+        return _potri_batch.potri(B, L, lower)
     if not _serves(B):
         return _fallback.potri(B, L, lower)
     failure = find_zero_pivot(L)
@@ -43,6 +46,9 @@ def potri_update(
 @on_its_device
 def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
     """gL := -2 tri(L^-T Z), Z = L^-1 sym(gB) L^-T, as three solves with the same inverted blocks."""
+    if L.numel() and _potri_batch.serves(gL):
+        _potri_batch.potri_vjp(gL, L, gB, lower)
+        return
     if not _serves(gL):
         _fallback.potri_vjp(gL, L, gB, lower)
         return

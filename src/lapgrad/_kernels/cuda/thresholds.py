@@ -29,6 +29,9 @@ PRODUCT_CUT = 1024
 #: large enough.
 LONG_SUM = 4096
 
+#: Up to this order matrices are mirrored row by row: a tile of 32 x 32 would have little to do.
+MIRROR_BY_ROWS = 64
+
 #: Up to this order a triangular product is recorded as a whole one, by torch.
 TRMM_WHOLE_UP_TO = 512
 #: Up to this number of multiplications the second product of torch's gradient of A A^T is cheaper than a

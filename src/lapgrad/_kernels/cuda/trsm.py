@@ -23,18 +23,39 @@ from lapgrad._kernels.torch import trsm as _fallback
 def trsm(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> tuple[int, int] | None:
+    return _solve(X, L, A, lower, transpose, rightside, checked=True)
+
+
+@on_its_device
+def trsm_again(X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
+    """``trsm`` with an L whose pivots are known not to be 0; X is not A. The host does not wait."""
+    _solve(X, L, A, lower, transpose, rightside, checked=False)
+
+
+def _solve(
+    X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool, checked: bool
+) -> tuple[int, int] | None:
     if _trsm_batch.serves(L, A):
-        return _trsm_batch.trsm(X, L, A, lower, transpose, rightside)
+        return _trsm_batch.trsm(X, L, A, lower, transpose, rightside, checked)
     items, n = L.shape[:-2].numel(), L.shape[-1]
-    if not X.numel() or not _thresholds.serves_items_one_by_one(items, n) or not _device.is_storable(X):
+    if not X.numel() or not _device.is_storable(X):
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
     in_place = X.data_ptr() == A.data_ptr() and X.stride() == A.stride()
+    if not _thresholds.serves_items_one_by_one(items, n):
+        if in_place:
+            return _fallback.trsm(X, L, A, lower, transpose, rightside)
+        answer = find_zero_pivot_later(L) if checked else _items.report_no_failure
+        # torch's results are column-major: it solves for the transpose of X.
+        torch.linalg.solve_triangular(
+            L if transpose else L.mT, A.mT, upper=lower != transpose, left=rightside, out=X.mT
+        )
+        return answer()
     if in_place:
         # Checked first: A must stay as it is if L is singular.
         failure = find_zero_pivot(L)
         if failure is not None:
             return failure
-    answer = _items.report_no_failure if in_place else find_zero_pivot_later(L)
+    answer = _items.report_no_failure if in_place or not checked else find_zero_pivot_later(L)
     if _thresholds.solves_one_column(items, n, X.shape[-2] if rightside else X.shape[-1]) and not rightside:
         X.copy_(torch.linalg.solve_triangular(L.mT if transpose else L, A, upper=lower == transpose))
         return answer()

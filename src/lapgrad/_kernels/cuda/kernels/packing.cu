@@ -1,4 +1,4 @@
-// Triangles packed into vectors, and back.
+// Triangles packed into vectors, and back; triangles of small matrices mirrored.
 //
 // A triangle consists of runs. Run r holds the first r + 1 entries of row r + skip of the matrix and starts at entry
 // r (r + 1) / 2 of the vector. That is a lower triangle, row by row; an upper triangle, column by column, is a lower one of A',
@@ -81,5 +81,20 @@ __global__ void move_tiles(T* __restrict__ data, Index a_item, Index row, Index 
       const Index i = top + lane, j = left + c;
       if (i < n && j < n) A(i, j) = tile[lane * (kPackingTile + 1) + c];
     }
+  }
+}
+
+// a_ij := a_ji for i < j, of contiguous matrices that are small: the cache holds the columns that are read. A group of `lanes` threads
+// (a power of two) writes a row, as in move_rows.
+template <typename T>
+__global__ void mirror_rows(T* data, Index n, Index items, Index lanes, Index passes) {
+  const unsigned width = static_cast<unsigned>(lanes), lane = threadIdx.x % width, groups = kPackingThreads / width;
+  Index number = static_cast<Index>(blockIdx.x) * passes * groups + threadIdx.x / width;
+  for (Index pass = 0; pass < passes; ++pass, number += groups) {
+    const Index item = number / n, i = number - item * n;
+    if (item >= items) return;
+    T* const A = data + item * n * n;
+    for (Index j = lane; j < n; j += width)
+      if (j > i) A[i * n + j] = A[j * n + i];
   }
 }

@@ -36,9 +36,10 @@ __device__ inline Share find_share(Index columns, Index items, Index groups, Ind
 
 // Loads L^T into one tile per item, so that the entries of column k that step k needs are contiguous; for a solve with the inverse of
 // the diagonal. Called by all threads of the block, also those without a column. Padded by the identity up to `size`.
+// With `searched` zeros on the diagonal are reported, by their index (1) or, if the rows are in reverse order, n - 1 minus it (-1).
 template <typename T, bool kSolve>
 __device__ void load_turned(T* tiles, int stride, const T* L, Index l_item, Index l_row, Index l_col, int n, int size,
-                            Index first_item, Index items, Index groups) {
+                            Index first_item, Index items, Index groups, Index* first_failure, Index searched) {
   const bool by_rows = lies_by_rows(Matrix<const T>{L, l_row, l_col});
   for (int e = threadIdx.x; e < static_cast<int>(groups) * size * size; e += blockDim.x) {
     const int group = e / (size * size), p = e / size % size, q = e % size;
@@ -46,6 +47,7 @@ __device__ void load_turned(T* tiles, int stride, const T* L, Index l_item, Inde
     const Index item = first_item + group;
     const bool inside = item < items && i < n && j <= i;
     const T value = inside ? L[item * l_item + i * l_row + j * l_col] : T(i == j);
+    if (kSolve && searched && i == j && value == T(0)) report_failure(first_failure, item, searched > 0 ? i : n - 1 - i);
     tiles[group * stride + j * padded<T>(size) + i] = kSolve && i == j ? T(1) / value : value;
   }
   __syncthreads();
@@ -84,17 +86,18 @@ __device__ void apply_tile(T (&x)[N], const T* tile, int ld) {
   }
 }
 
-// Orders n <= N: a column is held in N registers. Writes nothing if a failure was reported before. X may be A.
+// Orders n <= N: a column is held in N registers. Without `searched` it writes nothing if a failure was reported before. X may be A.
 // Shared memory: a tile per item.
 template <typename T, int N, bool kSolve>
 __global__ void apply_small(T* X, Index x_item, Index x_row, Index x_col, const T* L, Index l_item, Index l_row,
                             Index l_col, const T* A, Index a_item, Index a_row, Index a_col, Index order, Index columns,
-                            Index items, Index groups, Index width, Index chunks, const Index* first_failure) {
-  if (first_failure && *first_failure != kNothingFailed) return;
+                            Index items, Index groups, Index width, Index chunks, Index* first_failure, Index searched) {
+  if (!searched && first_failure && *first_failure != kNothingFailed) return;
   const int n = static_cast<int>(order);
   const Share mine = find_share(columns, items, groups, width, chunks);
   T* const tiles = shared_memory<T>();
-  load_turned<T, kSolve>(tiles, kTileStride<T, N>, L, l_item, l_row, l_col, n, N, mine.first_item, items, groups);
+  load_turned<T, kSolve>(tiles, kTileStride<T, N>, L, l_item, l_row, l_col, n, N, mine.first_item, items, groups,
+                         first_failure, searched);
   if (!mine.exists) return;
   const T* const source = A + mine.item * a_item + mine.column * a_col;
   T* const target = X + mine.item * x_item + mine.column * x_col;
@@ -114,12 +117,13 @@ template <typename T, bool kSolve>
 __global__ void apply_medium(T* X, Index x_item, Index x_row, Index x_col, const T* L, Index l_item, Index l_row,
                              Index l_col, const T* A, Index a_item, Index a_row, Index a_col, Index order,
                              Index columns, Index items, Index groups, Index width, Index chunks,
-                             const Index* first_failure) {
-  if (first_failure && *first_failure != kNothingFailed) return;
+                             Index* first_failure, Index searched) {
+  if (!searched && first_failure && *first_failure != kNothingFailed) return;
   const int n = static_cast<int>(order), panels = (n + kPanel - 1) / kPanel, ld = padded<T>(panels * kPanel);
   const Share mine = find_share(columns, items, groups, width, chunks);
   T* const tile = shared_memory<T>();
-  load_turned<T, kSolve>(tile, 0, L, l_item, l_row, l_col, n, panels * kPanel, mine.first_item, items, groups);
+  load_turned<T, kSolve>(tile, 0, L, l_item, l_row, l_col, n, panels * kPanel, mine.first_item, items, groups,
+                         first_failure, searched);
   if (!mine.exists) return;
   const T* const source = A + mine.item * a_item + mine.column * a_col;
   T* const target = X + mine.item * x_item + mine.column * x_col;

@@ -50,10 +50,10 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
         first = args[0]
         assert isinstance(first, Tensor)
         device = first.get_device()
-        bind_context(device)
         rounds = rounds_products(first)
-        if device == get_current_device() and not rounds:
+        if device in _bound.numbers and device == get_current_device() and not rounds:
             return kernel(*args, **kwargs)
+        bind_context(device)
         with torch.cuda.device(device), full_products("cuda") if rounds else contextlib.nullcontext():
             return kernel(*args, **kwargs)
 

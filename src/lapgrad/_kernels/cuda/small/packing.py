@@ -1,6 +1,11 @@
-"""extracttrian and maketrian on CUDA: one launch for all items. See ``kernels/packing.cu``."""
+"""extracttrian, maketrian and mirrored triangles on CUDA: one launch for all items.
+
+See ``kernels/packing.cu``.
+"""
 
 from __future__ import annotations
+
+import functools
 
 from torch import Tensor
 
@@ -20,19 +25,32 @@ _PASSES = 4
 
 def plan_packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
     """The launch of v := the entries of a triangle of A; (items, 1, length) and (items, n, n)."""
-    return _plan_move(A, v, offset, lower, unpacks=False)
+    return _plan_move(A, v, *v.stride()[::2], offset, lower, unpacks=False)
 
 
 def plan_unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
     """The launch of A := zero, with v in a triangle; (items, n, n) and (items, 1, length)."""
-    return _plan_move(A, v, offset, lower, unpacks=True)
+    return _plan_move(A, v, *v.stride()[::2], offset, lower, unpacks=True)
 
 
-def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) -> Launch:
+def plan_whole_packing(v: Tensor, A: Tensor, lower: bool) -> Launch:
+    """``plan_packing`` without an offset into a contiguous v of any shape."""
+    n = A.shape[-1]
+    return _plan_move(A, v, n * (n + 1) // 2, 1, 0, lower, unpacks=False)
+
+
+def plan_whole_unpacking(A: Tensor, v: Tensor, lower: bool) -> Launch:
+    """``plan_unpacking`` without an offset of a contiguous v of any shape."""
+    n = A.shape[-1]
+    return _plan_move(A, v, n * (n + 1) // 2, 1, 0, lower, unpacks=True)
+
+
+def _plan_move(
+    A: Tensor, v: Tensor, v_item: int, v_step: int, offset: int, lower: bool, unpacks: bool
+) -> Launch:
     items, n = A.shape[:2]
     skip = abs(offset)
     item, row, column = A.stride()
-    v_item, _, v_step = v.stride()
     if offset > 0 or (offset == 0 and not lower):  # columns of an upper triangle are rows of A^T
         row, column = column, row
     operands = (A.data_ptr(), item, row, column, v.data_ptr(), v_item, v_step, n, skip)
@@ -42,11 +60,23 @@ def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) ->
         shared = _TILE * (_TILE + 1) * A.element_size()
         name = f"move_tiles<{{T}}, {way}>"
         return "packing", name, A, (items * tiles * tiles,), _THREADS, shared, *operands, tiles
-    rows = items * (n if unpacks else n - skip)
+    lanes, passes, grid = _divide_rows(items * (n if unpacks else n - skip), n)
+    return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
+
+
+def plan_mirror(A: Tensor) -> Launch:
+    """The launch that mirrors the lower triangles of A (items, n, n), contiguous."""
+    items, n, _ = A.shape
+    lanes, passes, grid = _divide_rows(items * n, n)
+    return "packing", "mirror_rows<{T}>", A, grid, _THREADS, 0, A.data_ptr(), n, items, lanes, passes
+
+
+@functools.lru_cache(maxsize=4096)
+def _divide_rows(rows: int, n: int) -> tuple[int, int, tuple[int]]:
+    """Threads for a row, rows that they take one after the other, and the grid."""
     lanes = _choose_lanes(n)
     passes = _PASSES if rows * lanes >= _thresholds.PACKING_MANY_THREADS else 1
-    grid = (-(-rows // (_THREADS // lanes * passes)),)
-    return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
+    return lanes, passes, (-(-rows // (_THREADS // lanes * passes)),)
 
 
 def _choose_lanes(n: int) -> int:

@@ -38,9 +38,13 @@ def serves(L: Tensor, A: Tensor) -> bool:
         n > _thresholds.TRIANGULAR_SMALL or L.shape[:-2].numel() <= _thresholds.TRIANGULAR_FEW
     ):
         return False
-    return has_block_memory(
-        _round_to_panels(n) * pad_columns(_round_to_panels(n), A.dtype) * A.element_size(), A
-    )
+    return has_memory(L)
+
+
+def has_memory(L: Tensor) -> bool:
+    """Whether a block has the memory for a triangle of the order and type of L."""
+    size = _round_to_panels(L.shape[-1])
+    return has_block_memory(size * pad_columns(size, L.dtype) * L.element_size(), L)
 
 
 def plan_application(
@@ -52,11 +56,13 @@ def plan_application(
     rightside: bool,
     solve: bool,
     cell: Tensor | None,
+    search: bool = False,
 ) -> Launch:
     """Return the launch of a triangular solve (``solve``) or a triangular product for a batch.
 
     X := t(L)^-1 A with ``solve``, else X := t(L) A, where t(L) is L or its transpose; ``rightside``: the
-    triangle stands on the right of A. It writes nothing if the status cell ``cell`` holds a failure.
+    triangle stands on the right of A. It writes nothing if the status cell ``cell`` holds a failure; with
+    ``search`` it reports zeros on the diagonal there, and X, which is not A, is then of no use.
     """
     items, n = L.shape[:2]
     columns = A.shape[-2 if rightside else -1]
@@ -77,7 +83,8 @@ def plan_application(
             operand[2] = -operand[2]
     name, grid, threads, shared, *division = _choose_geometry(items, n, columns, A.dtype, solve)
     operands_and_sizes = (*x, *triangle, *a, n, columns, items, *division)
-    return "triangular_batch", name, A, grid, threads, shared, *operands_and_sizes, get_address(cell)
+    status = get_address(cell), 0 if not search else 1 if lower else -1
+    return "triangular_batch", name, A, grid, threads, shared, *operands_and_sizes, *status
 
 
 @functools.lru_cache(maxsize=4096)

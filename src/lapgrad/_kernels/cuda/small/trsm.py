@@ -14,19 +14,29 @@ __all__ = ["serves", "trsm"]
 
 
 def trsm(
-    X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
+    X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool, checked: bool = True
 ) -> tuple[int, int] | None:
-    """``_fallback.trsm`` for operands that ``serves`` accepts."""
+    """``_fallback.trsm`` for operands that ``serves`` accepts; not ``checked``: no pivot of L is 0."""
     target = view_batch(X)
     if target is None:
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
     triangles = flatten_batch(L)
-    cell = _items.get_status_cell(A)
-    if cell is not None:
+    cell = _items.get_status_cell(A) if checked else None
+    in_place = X.data_ptr() == A.data_ptr()
+    if cell is not None and in_place:
+        # Checked first: A must stay as it is if L is singular.
         _launch.launch(*plan_zero_pivot_search(triangles, cell))
     _launch.launch(
         *plan_application(
-            target, triangles, flatten_batch(A), lower, transpose, rightside, solve=True, cell=cell
+            target,
+            triangles,
+            flatten_batch(A),
+            lower,
+            transpose,
+            rightside,
+            solve=True,
+            cell=cell,
+            search=cell is not None and not in_place,
         )
     )
     return _items.read_first_failure(cell)

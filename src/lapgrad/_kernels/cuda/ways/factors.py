@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import gesv as _gesv
 from lapgrad._kernels.cuda import inverse as _inverse
 from lapgrad._kernels.cuda import potrf as _potrf
 from lapgrad._kernels.cuda import potri as _potri
@@ -72,3 +73,19 @@ def solve_with_triangle(L: Tensor, A: Tensor, lower: bool, transpose: bool, righ
     """t(L)⁻¹ A, or A t(L)⁻¹."""
     X = allocate_like(A)
     return X if _trsm.trsm(X, L, A, lower, transpose, rightside) is None else None
+
+
+def solve_with_checked_triangle(
+    L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
+) -> Tensor:
+    """``solve_with_triangle`` with an L that has been solved with before."""
+    X = allocate_like(A)
+    _trsm.trsm_again(X, L, A, lower, transpose, rightside)
+    return X
+
+
+def solve(A: Tensor, B: Tensor, transpose: bool) -> Tensor | None:
+    """A⁻¹ B, or A⁻ᵀ B; the factors are not kept."""
+    pivots = A.new_empty((*A.shape[:-2], A.shape[-1] + 1), dtype=torch.int32)
+    X = allocate_like(B)
+    return X if _gesv.gesv(X, A.new_empty(A.shape), pivots, A, B, transpose) is None else None

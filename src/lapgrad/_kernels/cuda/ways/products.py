@@ -11,24 +11,29 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
+from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small.packing import plan_mirror
 
 
-def multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor | None:
-    """ta(A) tb(B)."""
-    if alpha != 1.0:
-        return None
+def multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
+    """alpha ta(A) tb(B)."""
     if transpose_a:
         A = A.mT
     if transpose_b:
         B = B.mT
-    return _multiply(A, B)
+    return _multiply(A, B, alpha)
 
 
-def _multiply(A: Tensor, B: Tensor) -> Tensor:
-    """A B; for matrices and batches of them without the steps by which ``matmul`` finds out what they are."""
+def _multiply(A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
+    """alpha A B; for up to three dimensions without the steps by which ``matmul`` finds out what they are."""
     dimensions = A.dim()
-    return A.bmm(B) if dimensions == 3 else A.mm(B) if dimensions == 2 else A.matmul(B)
+    if alpha == 1.0:
+        return A.bmm(B) if dimensions == 3 else A.mm(B) if dimensions == 2 else A.matmul(B)
+    if dimensions > 3:
+        return A.matmul(B).mul_(alpha)
+    add = torch.baddbmm if dimensions == 3 else torch.addmm
+    return add(A.new_empty((1,) * dimensions), A, B, beta=0, alpha=alpha)  # the first one is not read
 
 
 def multiply_and_add(
@@ -49,22 +54,20 @@ def multiply_and_add(
 def multiply_triangle(
     A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
 ) -> Tensor | None:
-    """One triangle of ta(A) tb(B), up to the order from which on only that triangle is computed."""
-    if alpha != 1.0 or A.shape[-1 if transpose_a else -2] > _thresholds.PRODUCT_CUT:
+    """One triangle of alpha ta(A) tb(B), up to the order from which on only that triangle is computed."""
+    if A.shape[-1 if transpose_a else -2] > _thresholds.PRODUCT_CUT:
         return None
     if transpose_a:
         A = A.mT
     if transpose_b:
         B = B.mT
-    C = _multiply(A, B)
+    C = _multiply(A, B, alpha)
     return C.tril_() if lower else C.triu_()
 
 
 def multiply_by_transpose(A: Tensor, transpose: bool) -> Tensor | None:
     """A Aᵀ, or Aᵀ A, symmetric to the last bit."""
-    n = A.shape[-1 if transpose else -2]
-    items = A.shape[:-2].numel()
-    if items > _thresholds.MOST_ITEMS or n > _thresholds.WHOLE_PRODUCT_UP_TO:
+    if A.shape[-1 if transpose else -2] > _thresholds.WHOLE_PRODUCT_UP_TO:
         return None
     turned = A.mT
     B = _multiply(turned, A) if transpose else _multiply(A, turned)
@@ -82,7 +85,17 @@ def multiply_by_transpose_recorded(A: Tensor, transpose: bool) -> Tensor | None:
 
 @on_its_device
 def _mirror(B: Tensor) -> None:
-    _device.reshape_triangle(B, _device.MIRROR_UP)
+    n = B.shape[-1]
+    if n <= _thresholds.MIRROR_BY_ROWS or B.dim() > 3:
+        _launch.launch(*plan_mirror(B.view(-1, n, n)))
+    else:
+        _device.reshape_triangle(B, _device.MIRROR_UP)
+
+
+def pull_back_product_with_transpose(A: Tensor, gB: Tensor, transpose: bool) -> Tensor:
+    """(gB + gBᵀ) A, or A (gB + gBᵀ)."""
+    both = gB + gB.mT
+    return _multiply(A, both) if transpose else _multiply(both, A)
 
 
 def multiply_by_triangle_recorded(
