@@ -289,25 +289,36 @@ device::SpectralRule<T> as_rule(const Rule& rule) {
             reinterpret_cast<long long*>(cell), share};
 }
 
+// Returns a function that sends the status cell of a rule by `mailbox`; it does nothing if that is 0.
+auto make_sender(nb::handle mailbox, const Rule& rule, std::uintptr_t stream) {
+    Mailbox* const target = nb::isinstance<Mailbox>(mailbox) ? nb::cast<Mailbox*>(mailbox) : nullptr;
+    return [target, cell = std::get<4>(rule), stream] {
+        if (target != nullptr) target->send(cell, stream);
+    };
+}
+
 // Memory: inner, sizes.
 void syevd_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& gA, const Blocks& U,
-               const Blocks& gU, const Rule& rule, std::uintptr_t inner, std::uintptr_t sizes, index_t triangle, index_t cut) {
+               const Blocks& gU, const Rule& rule, nb::handle mailbox, std::uintptr_t inner, std::uintptr_t sizes, index_t triangle,
+               index_t cut) {
+    const auto send = make_sender(mailbox, rule, stream);
     device.run(handle, stream, [&](const auto& queue, auto type) {
         using T = decltype(type);
         device::syevd_vjp(queue, as<T>(gA), as<T>(U), as<T>(gU), as_rule<T>(rule), reinterpret_cast<T*>(inner),
-                          reinterpret_cast<T*>(sizes), triangle, cut);
+                          reinterpret_cast<T*>(sizes), triangle, cut, send);
     });
 }
 
 // Memory: middle, inner, moved, sizes.
 void gesvd_vjp(const Device& device, std::uintptr_t handle, std::uintptr_t stream, const Blocks& gA, const Blocks& U,
-               const Blocks& V, const Blocks& gU, const Blocks& gV, const Rule& rule, std::uintptr_t middle,
+               const Blocks& V, const Blocks& gU, const Blocks& gV, const Rule& rule, nb::handle mailbox, std::uintptr_t middle,
                std::uintptr_t inner, std::uintptr_t moved, std::uintptr_t sizes) {
+    const auto send = make_sender(mailbox, rule, stream);
     device.run(handle, stream, [&](const auto& queue, auto type) {
         using T = decltype(type);
         device::gesvd_vjp(queue, as<T>(gA), as<T>(U), as<T>(V), as<T>(gU), as<T>(gV), as_rule<T>(rule),
                           reinterpret_cast<T*>(middle), reinterpret_cast<T*>(inner), reinterpret_cast<T*>(moved),
-                          reinterpret_cast<T*>(sizes));
+                          reinterpret_cast<T*>(sizes), send);
     });
 }
 

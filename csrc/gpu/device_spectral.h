@@ -39,10 +39,10 @@ std::size_t count_tile_bytes(index_t tiles) {
 
 // gA := U' M U, symmetric, with M = weigh(gU U'), or diag(slope) if gU.data is null. gA is contiguous and holds M in between. `inner`
 // is as large as gA, `sizes` has 2 numbers per row. From the order `triangle` on, only a triangle is multiplied, with blocks of
-// order `cut`.
-template <class T>
+// order `cut`. `send` is called when the last kernel that may report a failed item has been launched: products follow.
+template <class T, class Send>
 void syevd_vjp(const Queue<T>& queue, const Batch<T>& gA, const Batch<T>& U, const Batch<T>& gU, const SpectralRule<T>& rule,
-               T* inner, T* sizes, index_t triangle, index_t cut) {
+               T* inner, T* sizes, index_t triangle, index_t cut, const Send& send) {
     const index_t n = gA.rows, rows = gA.count * n, pairs = count_pairs(gA.count, n);
     const Batch<T> W{inner, gA.count, n * n, n, n, n, 1};
     if (gU.data != nullptr) {
@@ -51,10 +51,12 @@ void syevd_vjp(const Queue<T>& queue, const Batch<T>& gA, const Batch<T>& U, con
                      gU.batch_stride, gU.row_stride, gU.col_stride, gA.data, rule.share, rows, n);
         queue.launch(kSyevdWeigh, pairs, 1, 1, kThreads, count_tile_bytes<T>(2), gA.data, sizes, sizes + rows, rule.values,
                      rule.slope, rule.policy, rule.tol, rule.failure, n);
+        send();
         queue.gemm(W, gA, U);
     } else {
         queue.launch(kSyevdScale, divide_up(rows, kWarps), 1, 1, kThreads, 0, W.data, U.data, U.batch_stride, U.row_stride,
                      U.col_stride, rule.values, rule.slope, rule.tol, rule.failure, rows, n);
+        send();
     }
     if (n >= triangle) triangular_product(queue, gA, U.t(), W, true, T(1), T(0), cut);
     else queue.gemm(gA, U.t(), W);
@@ -63,10 +65,11 @@ void syevd_vjp(const Queue<T>& queue, const Batch<T>& gA, const Batch<T>& U, con
 
 // gA := U' (G V), for a wide A + U' S^-1 gV, with G = weigh(gU U', gV V'), or diag(slope) if gU.data and gV.data are null. V has at
 // least as many columns as U. `middle` is memory for G: it may be that of gA, which may be a transposed view. `inner` is as large
-// as gA, and `moved` has k^2 numbers per item; it may be `inner` unless V is wide and gV is there. `sizes` has 3 numbers per row.
-template <class T>
+// as gA, and `moved` has k^2 numbers per item; it may be `inner` unless V is wide and gV is there. `sizes` has 3 numbers per row, and `send`
+// is as above.
+template <class T, class Send>
 void gesvd_vjp(const Queue<T>& queue, const Batch<T>& gA, const Batch<T>& U, const Batch<T>& V, const Batch<T>& gU,
-               const Batch<T>& gV, const SpectralRule<T>& rule, T* middle, T* inner, T* moved, T* sizes) {
+               const Batch<T>& gV, const SpectralRule<T>& rule, T* middle, T* inner, T* moved, T* sizes, const Send& send) {
     const index_t k = V.rows, n = V.cols, items = V.count, rows = items * k;
     const Batch<T> W{inner, items, k * n, k, n, n, 1}, G{middle, items, k * k, k, k, k, 1};
     const bool has_u = gU.data != nullptr, has_v = gV.data != nullptr, outside = has_v && k < n;
@@ -84,10 +87,12 @@ void gesvd_vjp(const Queue<T>& queue, const Batch<T>& gA, const Batch<T>& U, con
         queue.launch(kGesvdWeigh, count_pairs(items, k), 1, 1, kThreads, count_tile_bytes<T>(4), G.data, Y.data, most_u,
                      most_v, inverse, rule.values, rule.slope, gV.data, gV.batch_stride, gV.row_stride, gV.col_stride,
                      V.data, V.batch_stride, V.row_stride, V.col_stride, rule.policy, rule.tol, rule.failure, k, n);
+        send();
         queue.gemm(W, G, V, T(1), outside ? T(1) : T(0));
     } else {
         queue.launch(kGesvdScale, divide_up(rows, kWarps), 1, 1, kThreads, 0, W.data, V.data, V.batch_stride, V.row_stride,
                      V.col_stride, rule.values, rule.slope, rule.policy, rule.tol, rule.failure, rows, k, n);
+        send();
     }
     queue.gemm(gA, U.t(), W);
 }

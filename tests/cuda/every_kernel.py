@@ -249,10 +249,10 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),
     "pivoting": (run_pivoting, ("pstrf_batch",)),
     "functions": (run_functions, ("centre", "eigh_fn")),
-    "eigenvalues": (run_eigenvalues, ("syevd_batch", "syevd_vjp_batch")),
+    "eigenvalues": (run_eigenvalues, ("spectral_ties", "syevd_batch", "syevd_vjp_batch")),
     "singular_values": (run_singular_values, ("gesvd_batch", "gesvd_vjp_batch")),
     "medium_singular_values": (run_medium_singular_values, ("gesvd_medium", "gesvd_vjp_tiles")),
-    "medium_eigenvalues": (run_medium_eigenvalues, ("spectral_ties", "syevd_library", "syevd_vjp_tiles")),
+    "medium_eigenvalues": (run_medium_eigenvalues, ("syevd_library", "syevd_vjp_tiles")),
     "filters": (run_filters, ("kalman_nll",)),
     "kernel_matrices": (run_kernel_matrices, ("kernel_matrix", "sgp_bound")),
 }
@@ -272,7 +272,7 @@ def use_small_blocks() -> Iterator[None]:
     """While active, algorithms for large matrices use small blocks, so that small matrices have several."""
     orders = ("REVERSE_BLOCK", "SOLVE_BLOCK", "INVERSE_BLOCK", "ORTHOGONALISE_BLOCK", "PRODUCT_CUT")
     small = {**dict.fromkeys(orders, 128), "SOLVE_BY_BLOCKS_FROM": 128, "SOLVE_BY_BLOCKS_COLUMNS": 8}
-    small |= {"SPECTRAL_VJP_SMALL": 32, "PSTRF_IN_BLOCK": 32}
+    small |= {"SPECTRAL_VJP_SMALL": 32, "SPECTRAL_VJP_UNWAITED": 1, "PSTRF_IN_BLOCK": 32}
     with mock.patch.multiple(_thresholds, **small):
         yield
 

@@ -75,8 +75,10 @@ def _solve(A: Tensor, B: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
 
 def _solve_regular(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> None:
     """X := (L L^T)^-1 B for a factor without a zero on its diagonal, which need not be searched for one."""
-    routine = "cho_solve_regular" if has_kernel("cho_solve_regular", B) else "cho_solve"
-    lookup(routine, B)(X, L, B, lower)
+    if has_kernel("cho_solve_regular", B):
+        lookup("cho_solve_regular", B)(X, L, B, lower)
+    else:
+        lookup("cho_solve", B)(X, L, B, lower)
 
 
 def _compute_vjp(L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> tuple[Tensor, Tensor]:

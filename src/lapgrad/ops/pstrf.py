@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors, _exceptions
-from lapgrad._kernels.table import lookup
-from lapgrad._torch.define import Formulas, define
-from lapgrad._torch.layout import check_square_matrix
+from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._torch.define import Formulas, define, define_fused
+from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import gemmt as _gemmt
 from lapgrad.ops import potrf as _potrf
@@ -126,12 +126,24 @@ def _split(L: Tensor, found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gL: Tensor | None, *others: None
 ) -> tuple[Tensor | None]:
-    """gA21 = gL2 L1^-1, gA11 = vjp of potrf at L1 for the cotangent gL1 - gA21^T L2, in pivoted order."""
     (L, pivots, found), (_, _, lower) = saved, flags
     if gL is None:
         return (None,)
     if not lower:
         L, gL = L.mT, gL.mT
+    return (operator_vjp.call(L, gL, pivots, found),)
+
+
+def _compute_vjp(L: Tensor, gL: Tensor, pivots: Tensor, found: Tensor) -> Tensor:
+    if not has_kernel("pstrf_vjp", L) or not lookup("serves_pstrf_vjp", L)(L):
+        return _compute_vjp_composite(L, gL, pivots, found)
+    gA = allocate_like(L)
+    lookup("pstrf_vjp", L)(gA, L, gL, pivots, found)
+    return gA
+
+
+def _compute_vjp_composite(L: Tensor, gL: Tensor, pivots: Tensor, found: Tensor) -> Tensor:
+    """gA21 = gL2 L1^-1, gA11 = vjp of potrf at L1 for the cotangent gL1 - gA21^T L2, in pivoted order."""
     r, rest = L.shape[-1], L.shape[-2] - L.shape[-1]
     L1, L2, is_zero = _split(L, found)
     gL = gL.masked_fill(is_zero, 0.0)
@@ -143,8 +155,7 @@ def _vjp(
         gA11, half = _potrf.operator_vjp.call(L1, gL1, None, True), 0.5 * gA21
         bottom = torch.cat((half, half.new_zeros((*half.shape[:-1], rest))), -1)
         pivoted = torch.cat((torch.cat((gA11, half.mT), -1), bottom), -2)
-    back = pivots.argsort(-1)
-    return (_take(pivoted, back, back),)
+    return _put_back(pivoted, pivots)
 
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Tensor, None, None]:
@@ -170,7 +181,22 @@ def _take(A: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return A.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, A.shape[-1]))
 
 
+def _put_back(pivoted: Tensor, pivots: Tensor) -> Tensor:
+    """A with A[p_i, p_j] = pivoted_ij for the pivots p, (*batch, n, n)."""
+    places = torch.arange(pivots.shape[-1], device=pivots.device).expand_as(pivots)
+    back = torch.zeros_like(pivots).scatter(-1, pivots, places)
+    return _take(pivoted, back, back)
+
+
 _L, _PIVOTS, _RANK = 1, 2, 3
+
+operator_vjp = define_fused(
+    "pstrf_vjp",
+    "(Tensor L, Tensor gL, Tensor pivots, Tensor found) -> Tensor",
+    kernel=_compute_vjp,
+    fake=lambda L, gL, pivots, found: L.new_empty((*L.shape[:-1], L.shape[-2])),
+    composite=_compute_vjp_composite,
+)
 
 operator = define(
     "pstrf",

@@ -95,3 +95,20 @@ def test_the_first_item_that_is_not_finite_is_reported(machine: Machine) -> None
     A[2, 8, 8], A[2, 8, 1] = 100.0, torch.nan
     factorise(machine, A, 9, cell=cell)
     assert _items.read_first_failure(cell) == (2, -2)
+
+
+@machines
+def test_operands_and_result_of_the_gradient(machine: Machine) -> None:
+    n, rank = 7, torch.tensor([7, 4, 0], device=machine.device)
+    L, gL = (torch.randn(3, n, n, dtype=torch.float64).to(machine.device).mT for _ in range(2))
+    M, G = (torch.zeros_like(L, memory_format=torch.contiguous_format) for _ in range(2))
+    machine.launch(_pstrf.plan_vjp_begin(M, G, L, gL, rank))
+    computed = torch.arange(n, device=machine.device) < rank[:, None, None]
+    identity = torch.eye(n, dtype=torch.float64, device=machine.device)
+    assert torch.equal(M, torch.where(computed, L.tril(), identity))
+    assert torch.equal(G, torch.where(computed, gL.tril(), 0.0))
+    pivots = torch.stack([torch.randperm(n) for _ in range(3)]).to(machine.device)
+    gA = torch.full_like(M, torch.nan)
+    machine.launch(_pstrf.plan_vjp_end(gA, M, pivots))
+    for item in range(3):
+        assert torch.equal(gA[item][pivots[item]][:, pivots[item]], M[item])

@@ -38,7 +38,8 @@ def eigh_fn_vjp(
     if not gA.numel():
         return
     vectors, target = _items.flatten_batch(U), _items.flatten_batch(gA)
-    inner = torch.bmm(vectors, _items.flatten_batch(gB))
+    inner = torch.empty_like(vectors)
+    torch.bmm(vectors, _items.flatten_batch(gB), out=inner)  # without `out`, autocast would round it
     torch.bmm(inner, vectors.mT, out=target)
     _launch.launch(*_eigh_fn.plan_weighing(target, eigenvalues, f, exponent, tol))
     torch.bmm(target, vectors, out=inner)

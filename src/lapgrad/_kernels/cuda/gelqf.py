@@ -17,6 +17,7 @@ from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
 from lapgrad._kernels.torch import gelqf as _fallback
+from lapgrad._torch.precision import in_full_precision
 
 
 @on_its_device
@@ -111,6 +112,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
     )
 
 
+@in_full_precision
 def _pull_back_tall(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
     """``gelqf_vjp`` of a tall matrix: rows below the square part are A2 = L2 Q.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda import potrf as _potrf
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
@@ -29,3 +31,18 @@ def pstrf(
     ):
         _launch.launch(*plan)
     return _items.read_first_failure(cell)
+
+
+def serves_pstrf_vjp(L: Tensor) -> bool:
+    """Whether ``pstrf_vjp`` takes a factor of this shape: a square one."""
+    return L.numel() > 0 and L.shape[-1] == L.shape[-2]
+
+
+@on_its_device
+def pstrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, pivots: Tensor, rank: Tensor) -> None:
+    """gA := the gradient of a square lower factor, for fixed pivots and rank; see ``ops/pstrf.py``."""
+    M, G, P = (torch.empty(L.shape, dtype=L.dtype, device=L.device) for _ in range(3))
+    factor, given = _items.flatten_batch(L), _items.flatten_batch(gL)
+    _launch.launch(*_pstrf_batch.plan_vjp_begin(M, G, factor, given, rank.contiguous()))
+    _potrf.potrf_vjp(P, M, G, True, None)
+    _launch.launch(*_pstrf_batch.plan_vjp_end(gA, P, pivots.contiguous()))

@@ -212,3 +212,27 @@ __global__ void pstrf_end(T* L, Index l_item, Index l_row, Index l_col, Index* p
     if (column == 0 && lane == 0) pivots[item * n + place] = first + r;
   }
 }
+
+// What the gradient of a square factor is computed from: column k of the lower triangle of G := that of gL, and of M := that of L, if
+// k is below the rank; else zero, and in M a one on the diagonal. Both are contiguous, and not written above the diagonal. One thread
+// per entry.
+template <typename T>
+__global__ void pstrf_vjp_begin(T* M, T* G, const T* L, Index l_item, Index l_row, Index l_col, const T* gL, Index g_item, Index g_row,
+                                Index g_col, const Index* ranks, Index n, Index total) {
+  const Index place = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (place >= total) return;
+  const Index item = place / (n * n), i = place / n % n, k = place % n;
+  if (k > i) return;
+  const bool inside = k < ranks[item];
+  M[place] = inside ? L[item * l_item + i * l_row + k * l_col] : T(i == k);
+  G[place] = inside ? gL[item * g_item + i * g_row + k * g_col] : T(0);
+}
+
+// gA(p_i, p_j) := P_ij for the pivots p; all are contiguous. One thread per entry.
+template <typename T>
+__global__ void pstrf_vjp_end(T* gA, const T* P, const Index* pivots, Index n, Index total) {
+  const Index place = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (place >= total) return;
+  const Index item = place / (n * n), i = place / n % n, j = place % n;
+  gA[(item * n + pivots[item * n + i]) * n + pivots[item * n + j]] = P[place];
+}

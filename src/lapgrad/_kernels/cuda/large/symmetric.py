@@ -49,15 +49,18 @@ def _call_solver(values: Tensor, rows: Tensor, status: Tensor, vectors: bool, to
     )
     routine = "xsyevd" if together == 1 else "xsyev_batched"
 
+    size = rows.element_size()
+
     def pack_operands(begin: int) -> tuple[int, ...]:
-        return kind, rows[begin].data_ptr(), n, kind, values[begin].data_ptr(), kind
+        matrices, places = rows.data_ptr() + begin * n * n * size, values.data_ptr() + begin * n * size
+        return kind, matrices, n, kind, places, kind
 
     def get_workspace_sizes(count: int) -> tuple[int, int]:
         counts = () if together == 1 else (count,)
-        sizes: tuple[int, int] = _solver.get_routine(f"{routine}_buffer_size")(
-            handle, *problem, *pack_operands(0), *counts
+        key = (device, problem[1], n, kind, *counts)
+        return _solver.get_workspace_size(
+            f"{routine}_buffer_size", key, handle, *problem, *pack_operands(0), *counts
         )
-        return sizes
 
     count = together
     most = _stream.get_memory(device) // _thresholds.SYEVD_WORKSPACE_PART
@@ -69,7 +72,7 @@ def _call_solver(values: Tensor, rows: Tensor, status: Tensor, vectors: bool, to
     for begin in range(0, items, count):
         counts = () if together == 1 else (min(count, items - begin),)
         _solver.get_routine(routine)(
-            handle, *problem, *pack_operands(begin), *memory, status[begin].data_ptr(), *counts
+            handle, *problem, *pack_operands(begin), *memory, status.data_ptr() + 4 * begin, *counts
         )
 
 

@@ -96,12 +96,16 @@ class DeferredStatus:
     """A status cell that is copied to the host while the device goes on with other work.
 
     As status cells they are reused, by thread, device and stream; one that was never received is not.
+
+    Attributes:
+        cell: Where kernels report a failure.
+        mailbox: Sends the cell, for algorithms of the core that do so themselves in place of ``send``.
     """
 
     def __init__(self, like: Tensor, unused: list[DeferredStatus]) -> None:
         with torch.inference_mode(False):
             self.cell = create_status_cell(like)
-            self._mailbox = _create_mailbox()
+            self.mailbox = _create_mailbox()
         self._unused = unused
 
     @classmethod
@@ -115,12 +119,12 @@ class DeferredStatus:
 
     def send(self) -> Callable[[], tuple[int, int] | None]:
         """Starts copying the status to the host; returns a function that waits for the copy and reads it."""
-        self._mailbox.send(self.cell.data_ptr(), _stream.get_current_stream(self.cell.get_device()))
+        self.mailbox.send(self.cell.data_ptr(), _stream.get_current_stream(self.cell.get_device()))
         return self.receive
 
     def receive(self) -> tuple[int, int] | None:
         """(item, code) of the first failure, None if there is none. Waits for the copy; once per send."""
-        found: int = self._mailbox.receive()
+        found: int = self.mailbox.receive()
         if found != NOTHING:
             self.cell.fill_(NOTHING)
         self._unused.append(self)

@@ -3,8 +3,8 @@
     X = gU Uᵀ,  Y = gV Vᵀ,  G = weigh(X, Y),  gA = Uᵀ (G V), for a wide A gA = Uᵀ (G V + S⁻¹ gV)
 
 See ``kernels/gesvd_vjp_tiles.cu``. X and G lie in the memory of gA; one more matrix as large as gA is
-allocated, and for a wide or tall A a square one. The host waits for none of it, unless singular values are
-equal or zero (``ties.py``).
+allocated, and for a wide or tall A a square one. The host waits for G, which is when a loss without a
+derivative has been found, and not for the last products.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import tiles as _tiles
-from lapgrad._kernels.cuda.small.ties import TieCheck
 from lapgrad._kernels.native import core
 
 #: In the order of ``GesvdKernel`` in csrc/gpu/device_spectral.h.
@@ -38,7 +38,7 @@ def gesvd_vjp(
 ) -> Tensor | None:
     """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
-    check = TieCheck(values, tol, zeros=U.shape[-1] != V.shape[-1], wanted=degeneracy != "nan")
+    status = None if degeneracy == "nan" else _items.DeferredStatus.acquire(values)
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     result, _ = _tiles.describe_operand(written)
     if U.shape[-1] > V.shape[-1]:
@@ -53,13 +53,13 @@ def gesvd_vjp(
         *_tiles.get_queue("gesvd_vjp_tiles", KERNELS, U),
         result,
         *(blocks for blocks, _ in described),
-        _tiles.pack_rule(values, slope, degeneracy, tol, check.cell),
+        *_tiles.pack_rule(values, slope, degeneracy, tol, status),
         written.data_ptr(),
         *(inner.data_ptr() + start * inner.element_size() for start in (0, moved, place)),
     )
     if written is not gA:
         gA.copy_(written)
-    found = check.read()
+    found = None if status is None else status.receive()
     if found is None:
         return None
     ambiguous = torch.zeros(S.shape[:-1], dtype=torch.bool)

@@ -78,3 +78,23 @@ def _plan_steps(
         _SLICE * (_SLICE + 1) * size,
         L.data_ptr(), *L.stride(), pivots.data_ptr(), F.data_ptr(), places.data_ptr(), most, n,
     )  # fmt: skip
+
+
+def plan_vjp_begin(M: Tensor, G: Tensor, L: Tensor, gL: Tensor, rank: Tensor) -> Launch:
+    """M, G := the columns of L and gL that were computed, M with ones on its diagonal for the others.
+
+    L, gL: (items, n, n), any strides; the rest is contiguous. Only lower triangles are written.
+    """
+    return (
+        "pstrf_batch", "pstrf_vjp_begin<{T}>", L, (-(-M.numel() // _THREADS),), _THREADS, 0,
+        M.data_ptr(), G.data_ptr(), L.data_ptr(), *L.stride(), gL.data_ptr(), *gL.stride(),
+        rank.data_ptr(), L.shape[-1], M.numel(),
+    )  # fmt: skip
+
+
+def plan_vjp_end(gA: Tensor, P: Tensor, pivots: Tensor) -> Launch:
+    """gA[p_i, p_j] := P_ij for the pivots p; all are contiguous."""
+    return (
+        "pstrf_batch", "pstrf_vjp_end<{T}>", P, (-(-P.numel() // _THREADS),), _THREADS, 0,
+        gA.data_ptr(), P.data_ptr(), pivots.data_ptr(), P.shape[-1], P.numel(),
+    )  # fmt: skip

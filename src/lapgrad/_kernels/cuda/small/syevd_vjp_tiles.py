@@ -3,7 +3,7 @@
     P = gU Uᵀ,  M = weigh(P),  gA = Uᵀ (M U)
 
 See ``kernels/syevd_vjp_tiles.cu``. P and M lie in the memory of gA; one more matrix per item is allocated.
-The host waits for none of it, unless eigenvalues are equal (``ties.py``).
+The host waits for M, which is when a loss without a derivative has been found, and not for the last products.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import tiles as _tiles
-from lapgrad._kernels.cuda.small.ties import TieCheck
 from lapgrad._kernels.native import core
 
 #: In the order of ``SyevdKernel`` in csrc/gpu/device_spectral.h.
@@ -38,14 +38,14 @@ def syevd_vjp(
     all eigenvectors and eigenvalues.
     """
     values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()
-    check = TieCheck(values, tol, zeros=False, wanted=degeneracy not in _UNREPORTED)
+    status = None if degeneracy in _UNREPORTED else _items.DeferredStatus.acquire(values)
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     described = [_tiles.describe_operand(operand) for operand in (written, U, gU)]
     inner = values.new_empty(written.numel() + 2 * values.numel())
     core.device_syevd_vjp(
         *_tiles.get_queue("syevd_vjp_tiles", KERNELS, U),
         *(blocks for blocks, _ in described),
-        _tiles.pack_rule(values, steps, degeneracy, tol, check.cell),
+        *_tiles.pack_rule(values, steps, degeneracy, tol, status),
         inner.data_ptr(),
         inner.data_ptr() + written.numel() * inner.element_size(),
         _thresholds.SYEVD_VJP_TRIANGLE,
@@ -53,4 +53,4 @@ def syevd_vjp(
     )
     if written is not gA:
         gA.copy_(written)
-    return check.read()
+    return None if status is None else status.receive()

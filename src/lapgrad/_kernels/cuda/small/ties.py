@@ -23,17 +23,14 @@ class TieCheck:
         values: (*batch, k), contiguous: sorted eigenvalues or singular values.
         tol: The gap, relative to the largest value, up to which two are equal.
         zeros: Vectors of zeros are not determined either.
-        wanted: Somebody asks for the result.
         searches: Look for ties first. Else the host waits for the gradient, which is faster for few values.
 
     Attributes:
         cell: Where the gradient's kernels report an item; None while nothing may be read back.
     """
 
-    def __init__(
-        self, values: Tensor, tol: float, *, zeros: bool, wanted: bool = True, searches: bool = True
-    ) -> None:
-        self.cell = _items.get_status_cell(values) if wanted else None
+    def __init__(self, values: Tensor, tol: float, *, zeros: bool, searches: bool = True) -> None:
+        self.cell = _items.get_status_cell(values)
         searches = searches and self.cell is not None
         self._ties = _items.DeferredStatus.acquire(values) if searches else None
         if self._ties is not None:

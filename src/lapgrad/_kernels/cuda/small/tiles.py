@@ -31,12 +31,13 @@ _TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
 def pack_rule(
-    values: Tensor, slope: Tensor | None, degeneracy: str, tol: float, cell: Tensor | None
-) -> tuple[Any, ...]:
-    """What the core takes: values, slopes, policy, tolerance, status cell, rows that a warp measures."""
+    values: Tensor, slope: Tensor | None, degeneracy: str, tol: float, status: _items.DeferredStatus | None
+) -> tuple[tuple[Any, ...], Any]:
+    """What the core takes: (values, slopes, policy, tolerance, cell, rows of a warp), and a mailbox or 0."""
     share = WARP_ROWS if values.numel() >= _thresholds.SPECTRAL_VJP_MANY_ROWS else 1
     policy = POLICY_NUMBERS[degeneracy]
-    return values.data_ptr(), get_address(slope), policy, float(tol), get_address(cell), share
+    cell, mailbox = (None, 0) if status is None else (status.cell, status.mailbox)
+    return (values.data_ptr(), get_address(slope), policy, float(tol), get_address(cell), share), mailbox
 
 
 def get_queue(stem: str, names: tuple[str, ...], like: Tensor) -> tuple[Any, int, int]:
