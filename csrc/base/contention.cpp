@@ -11,11 +11,14 @@ namespace {
 
 // Time between two readings of a thread's preemptions: the reading is a system call of 0.3 microseconds.
 constexpr nanoseconds reading_pause = 5 * millisecond;
-// An older reading says nothing about the present. It covers what the thread did in between, such as a long call of torch.
-constexpr nanoseconds oldest_reading = 2000 * millisecond;
+// An older reading says nothing about the present. It covers what the thread did in between: a call of torch or LAPACK takes
+// seconds when its threads wait for cores that others use.
+constexpr nanoseconds oldest_reading = 30'000 * millisecond;
 
 std::atomic<bool> is_on{true};
 std::atomic<int> most{0};
+// Whether a LongLoop of this thread is alive: loops ask for threads many calls below the one that knows how long it takes.
+thread_local bool keeps_threads = false;
 
 #ifdef RUSAGE_THREAD
 // What the kernel has counted for the calling thread.
@@ -68,7 +71,15 @@ int limit_threads(int team) {
     if (team <= 1 || !is_on.load(std::memory_order_relaxed)) return team;
     const nanoseconds now = read_clock();
     look_for_preemptions(now);
-    return governor().limit(team, now);
+    return keeps_threads ? team : governor().limit(team, now);
 }
+
+bool is_retreating(int team) {
+    return is_on.load(std::memory_order_relaxed) && team > 1 && governor().limit(team, read_clock()) < team;
+}
+
+LongLoop::LongLoop(bool is_long) : before_(keeps_threads) { keeps_threads = before_ || is_long; }
+
+LongLoop::~LongLoop() { keeps_threads = before_; }
 
 }  // namespace lapgrad::contention

@@ -14,12 +14,13 @@ namespace lapgrad {
 // after the other with all threads on each (`parallel`). `order` measures the work of an item; see plan::equivalent_order.
 template <class F>
 void for_items(index_t count, index_t order, index_t serial_order, F body) {
-    const int team = parallel::threads();
     const bool inside = order > serial_order;
-    const bool in_parallel = count > 1 && (count >= team || !inside) && blas::serial_in_parallel_region;
-    if (in_parallel) {
-        const double work = double(order) * double(order) * double(order);
-        const bool is_worth_threads = double(count) * work >= 2.0 * plan::parallel_operations;
+    const auto runs_in_parallel = [&](int team) { return count > 1 && (count >= team || !inside) && blas::serial_in_parallel_region; };
+    const double work = double(count) * double(order) * double(order) * double(order);
+    const contention::LongLoop keep(work >= 2.0 * plan::long_multiplications && runs_in_parallel(parallel::pool_threads()));
+    const int team = parallel::threads();
+    if (runs_in_parallel(team)) {
+        const bool is_worth_threads = work >= 2.0 * plan::parallel_operations;
         // Several ranges per thread balance items that take different times.
         const index_t size = is_worth_threads ? std::max<index_t>(1, count / (8 * team)) : count;
         parallel::for_each((count + size - 1) / size, [&](index_t r) {

@@ -40,7 +40,7 @@ bool have_one_kind(const TensorOperand& A, const TensorOperand& B) {
 }
 
 // A contiguous batch of matrices that was just allocated.
-Operand make_dense(nb::handle tensor, index_t rows, index_t cols) { return {get_address(tensor), rows * cols, cols, 1}; }
+Operand make_dense(const NewTensor& tensor, index_t rows, index_t cols) { return {tensor.address, rows * cols, cols, 1}; }
 
 // X = t(L)^-1 A, or t(L) A; from the right with `rightside`.
 template <bool Solve>
@@ -50,7 +50,7 @@ nb::object triangle(nb::handle l, nb::handle a, nb::handle lower_flag, nb::handl
     const bool right = is_true(rightside), flipped = is_true(transpose) != right, lower = is_true(lower_flag) != flipped;
     const index_t n = right ? A.cols : A.rows, m = right ? A.rows : A.cols, count = A.count;
     if (L.rows != n || L.cols != n) return nb::none();
-    nb::object x = allocate_like(A);
+    const NewTensor x = allocate_like(A);
     Operand X = make_dense(x, A.rows, A.cols);
     if (right) std::swap(X.row_stride, X.col_stride);
     const bool solved = compute(A, double(n) * double(n) * double(m), [&](auto type) {
@@ -60,7 +60,7 @@ nb::object triangle(nb::handle l, nb::handle a, nb::handle lower_flag, nb::handl
         (Solve ? trsm_batch<T> : trmm_batch<T>)(triangles, lower, A.flip_if(right).as<const T>(count, n, m), X.as<T>(count, n, m));
         return true;
     });
-    return solved ? x : nb::none();
+    return solved ? nb::object(x) : nb::none();
 }
 
 // B = A A', or A' A.
@@ -69,7 +69,7 @@ nb::object syrk(nb::handle a, nb::handle transpose) {
     if (!is_plain_eager() || !describe_tensor(a, A)) return nb::none();
     const bool flipped = is_true(transpose);
     const index_t n = flipped ? A.cols : A.rows, k = flipped ? A.rows : A.cols, count = A.count;
-    nb::object b = allocate_matrix(A, n, n);
+    const NewTensor b = allocate_matrix(A, n, n);
     const Operand B = make_dense(b, n, n), left = A.flip_if(flipped), right = A.flip_if(!flipped);
     compute(A, double(n) * double(n) * double(k), [&](auto type) {
         using T = decltype(type);
@@ -87,7 +87,7 @@ nb::object gemmt(nb::handle a, nb::handle b, nb::handle lower, nb::handle transp
     const double alpha = PyFloat_AsDouble(scale.ptr());
     const index_t n = flip_a ? A.cols : A.rows, k = flip_a ? A.rows : A.cols, count = A.count;
     if ((flip_b ? B.cols : B.rows) != k || (flip_b ? B.rows : B.cols) != n) return nb::none();
-    nb::object c = allocate_matrix(A, n, n);
+    const NewTensor c = allocate_matrix(A, n, n);
     Operand left = A.flip_if(flip_a), right = B.flip_if(flip_b), C = make_dense(c, n, n);
     if (!is_true(lower)) {
         std::swap(left, right);
@@ -106,7 +106,7 @@ nb::object potrf(nb::handle a, nb::handle lower) {
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, count = A.count;
     const bool flipped = !is_true(lower);
-    nb::object l = allocate_like(A);
+    const NewTensor l = allocate_like(A);
     Operand L = make_dense(l, n, n);
     if (flipped) std::swap(L.row_stride, L.col_stride);
     std::int32_t single = 0;
@@ -129,7 +129,7 @@ nb::object potrf_vjp(nb::handle l, nb::handle cotangent, nb::handle info, nb::ha
     const index_t n = L.rows, count = L.count;
     if (L.cols != n || gL.rows != n || gL.cols != n) return nb::none();
     const bool flipped = !is_true(lower);
-    nb::object a = allocate_like(L);
+    const NewTensor a = allocate_like(L);
     Operand gA = make_dense(a, n, n);
     if (flipped) std::swap(gA.row_stride, gA.col_stride);
     compute(L, 2.0 * double(n) * double(n) * double(n), [&](auto type) {
@@ -146,10 +146,10 @@ nb::object potrf_ex(nb::handle a, nb::handle lower) {
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, count = A.count;
     const bool flipped = !is_true(lower);
-    nb::object l = allocate_like(A), info = allocate_status(A);
+    const NewTensor l = allocate_like(A), info = allocate_status(A);
     Operand L = make_dense(l, n, n);
     if (flipped) std::swap(L.row_stride, L.col_stride);
-    std::int32_t* const status = reinterpret_cast<std::int32_t*>(get_address(info));
+    std::int32_t* const status = reinterpret_cast<std::int32_t*>(info.address);
     compute(A, double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
         potrf_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), L.as<T>(count, n, n), status);
@@ -163,7 +163,7 @@ nb::object cho_solve(nb::handle l, nb::handle b, nb::handle lower) {
     if (!is_plain_eager() || !describe_tensor(l, L) || !describe_tensor(b, B) || !have_one_kind(L, B)) return nb::none();
     const index_t n = B.rows, m = B.cols, count = B.count;
     if (L.rows != n || L.cols != n) return nb::none();
-    nb::object x = allocate_like(B);
+    const NewTensor x = allocate_like(B);
     const Operand X = make_dense(x, n, m), factor = L.flip_if(!is_true(lower));
     const bool solved = compute(B, 2.0 * double(n) * double(n) * double(m), [&](auto type) {
         using T = decltype(type);
@@ -172,7 +172,7 @@ nb::object cho_solve(nb::handle l, nb::handle b, nb::handle lower) {
         cho_solve_batch<T>(factors, B.memory.as<const T>(count, n, m), X.as<T>(count, n, m));
         return true;
     });
-    return solved ? x : nb::none();
+    return solved ? nb::object(x) : nb::none();
 }
 
 // (L L')^-1, or (R' R)^-1.
@@ -181,7 +181,7 @@ nb::object potri(nb::handle l, nb::handle lower) {
     if (!is_plain_eager() || !describe_tensor(l, L) || L.rows != L.cols) return nb::none();
     const index_t n = L.rows, count = L.count;
     const bool flipped = !is_true(lower);
-    nb::object b = allocate_like(L);
+    const NewTensor b = allocate_like(L);
     Operand B = make_dense(b, n, n);
     if (flipped) std::swap(B.row_stride, B.col_stride);
     const bool inverted = compute(L, double(n) * double(n) * double(n), [&](auto type) {
@@ -192,7 +192,7 @@ nb::object potri(nb::handle l, nb::handle lower) {
         potri_batch<T>(factors, none, B.as<T>(count, n, n));
         return true;
     });
-    return inverted ? b : nb::none();
+    return inverted ? nb::object(b) : nb::none();
 }
 
 // A^-1.
@@ -200,7 +200,7 @@ nb::object inverse(nb::handle a) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, count = A.count;
-    nb::object b = allocate_like(A);
+    const NewTensor b = allocate_like(A);
     const Operand B = make_dense(b, n, n);
     std::vector<std::int32_t> status(count);
     compute(A, 2.0 * double(n) * double(n) * double(n), [&](auto type) {
@@ -218,7 +218,7 @@ nb::object gesv(nb::handle a, nb::handle b, nb::handle transpose) {
     if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B) || !have_one_kind(A, B)) return nb::none();
     const index_t n = B.rows, m = B.cols, count = B.count;
     if (A.rows != n || A.cols != n) return nb::none();
-    nb::object x = allocate_like(B);
+    const NewTensor x = allocate_like(B);
     const Operand X = make_dense(x, n, m);
     const bool transposed = is_true(transpose);
     std::vector<std::int32_t> status(count);
@@ -239,8 +239,8 @@ nb::object sumlogdiag(nb::handle a) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, count = A.count;
-    nb::object s = allocate_scalar(A);
-    const std::uintptr_t out = get_address(s);
+    const NewTensor s = allocate_scalar(A);
+    const std::uintptr_t out = s.address;
     compute(A, 10.0 * double(n), [&](auto type) {
         using T = decltype(type);
         sumlogdiag_batch<T>(A.memory.as<const T>(count, n, n), A.memory.as<const T>(count, n, 0), 0.0, 1.0, 0.0,
@@ -255,8 +255,8 @@ nb::object makediag(nb::handle d) {
     if (!is_plain_eager() || !describe_vectors(d, D) || D.memory.col_stride != 1) return nb::none();
     const index_t n = D.cols;
     if (D.count * n * n > plan::parallel_elements) return nb::none();  // torch has threads for it
-    nb::object a = allocate_matrix(D, n, n);
-    const std::uintptr_t target = get_address(a);
+    const NewTensor a = allocate_matrix(D, n, n);
+    const std::uintptr_t target = a.address;
     with_type(D.item_size, [&](auto type) {
         using T = decltype(type);
         T* out = reinterpret_cast<T*>(target);
@@ -274,9 +274,9 @@ nb::object syevd(nb::handle a, nb::handle lower) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, count = A.count;
-    nb::object u = allocate_like(A), eigenvalues = allocate_vector(A, n);
+    const NewTensor u = allocate_like(A), eigenvalues = allocate_vector(A, n);
     const Operand U = make_dense(u, n, n);
-    const std::uintptr_t values = get_address(eigenvalues);
+    const std::uintptr_t values = eigenvalues.address;
     std::vector<std::int32_t> status(count);
     compute(A, 10.0 * double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
@@ -293,7 +293,7 @@ nb::object gesvd(nb::handle a) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A)) return nb::none();
     const index_t m = A.rows, n = A.cols, k = std::min(m, n), count = A.count;
-    nb::object u = allocate_matrix(A, k, m), s = allocate_vector(A, k), v = allocate_matrix(A, k, n);
+    const NewTensor u = allocate_matrix(A, k, m), s = allocate_vector(A, k), v = allocate_matrix(A, k, n);
     const Operand U = make_dense(u, k, m), S = make_dense(s, 1, k), V = make_dense(v, k, n);
     std::vector<std::int32_t> status(count);
     compute(A, 20.0 * double(n) * double(m) * double(k), [&](auto type) {
@@ -313,7 +313,7 @@ nb::object gelqf(nb::handle a, nb::handle positive) {
     // Small matrices of a batch are wanted in rows, for the kernels of batches: Python makes the copy.
     if (!A.is_single && !A.is_contiguous) return nb::none();
     const index_t m = A.rows, n = A.cols, r = std::min(m, n), count = A.count;
-    nb::object q = allocate_matrix(A, r, n), l = allocate_matrix(A, m, r);
+    const NewTensor q = allocate_matrix(A, r, n), l = allocate_matrix(A, m, r);
     const Operand Q = make_dense(q, r, n), L = make_dense(l, m, r);
     const bool wants_positive = is_true(positive);
     const bool is_finite = compute(A, 4.0 * double(m) * double(n) * double(r), [&](auto type) {
@@ -329,8 +329,8 @@ nb::object extractdiag(nb::handle a) {
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, step = A.memory.row_stride + A.memory.col_stride;
     if (A.count * n > plan::parallel_elements) return nb::none();  // torch has threads for it
-    nb::object d = allocate_vector(A, n);
-    const std::uintptr_t target = get_address(d);
+    const NewTensor d = allocate_vector(A, n);
+    const std::uintptr_t target = d.address;
     with_type(A.item_size, [&](auto type) {
         using T = decltype(type);
         T* out = reinterpret_cast<T*>(target);
@@ -347,6 +347,7 @@ template <class T>
 void multiply_items(double alpha, const Operand& A, const Operand& B, double beta, const Operand& C, index_t count, index_t m, index_t k,
                     index_t n) {
     const bool is_small = m * n * k <= small_product;
+    const contention::LongLoop keep(double(m) * double(n) * double(k) >= plan::long_multiplications);
     const int team = is_small ? 1 : parallel::threads();
     const blas::ThreadLimit limit(!is_small && team < parallel::pool_threads() ? team : 0);
     for (index_t b = 0; b < count; ++b) {
@@ -373,7 +374,7 @@ nb::object gemm2(nb::handle a, nb::handle b, nb::handle transpose_a, nb::handle 
     const double alpha = PyFloat_AsDouble(scale.ptr());
     const index_t m = flip_a ? A.cols : A.rows, k = flip_a ? A.rows : A.cols, n = flip_b ? B.rows : B.cols, count = A.count;
     if ((flip_b ? B.cols : B.rows) != k || !serves_product(count, m, k, n)) return nb::none();
-    nb::object c = allocate_matrix(m == B.rows && n == B.cols && B.is_contiguous ? B : A, m, n);
+    const NewTensor c = allocate_matrix(m == B.rows && n == B.cols && B.is_contiguous ? B : A, m, n);
     const Operand C = make_dense(c, m, n);
     compute(A, double(m) * double(n) * double(k), [&](auto type) {
         using T = decltype(type);
@@ -394,7 +395,7 @@ nb::object gemm(nb::handle a, nb::handle b, nb::handle c, nb::handle transpose_a
     const index_t m = C.rows, n = C.cols, k = flip_a ? A.rows : A.cols, count = C.count;
     if ((flip_a ? A.cols : A.rows) != m || (flip_b ? B.cols : B.rows) != k || (flip_b ? B.rows : B.cols) != n) return nb::none();
     if (!serves_product(count, m, k, n)) return nb::none();
-    nb::object d = allocate_like(C);
+    const NewTensor d = allocate_like(C);
     const Operand D = make_dense(d, m, n);
     compute(A, double(m) * double(n) * double(k), [&](auto type) {
         using T = decltype(type);
@@ -411,8 +412,8 @@ nb::object extracttrian(nb::handle a, nb::handle lower) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, count = A.count;
-    nb::object v = allocate_vector(A, n * (n + 1) / 2);
-    const std::uintptr_t target = get_address(v);
+    const NewTensor v = allocate_vector(A, n * (n + 1) / 2);
+    const std::uintptr_t target = v.address;
     const Operand source = A.flip_if(!is_true(lower));
     compute(A, double(n) * double(n), [&](auto type) {
         using T = decltype(type);
@@ -428,7 +429,7 @@ nb::object maketrian(nb::handle v, nb::handle lower) {
     index_t n = static_cast<index_t>(std::sqrt(2.0 * double(V.cols)));
     while (n * (n + 1) / 2 < V.cols) ++n;
     if (n * (n + 1) / 2 != V.cols) return nb::none();
-    nb::object a = allocate_matrix(V, n, n);
+    const NewTensor a = allocate_matrix(V, n, n);
     Operand A = make_dense(a, n, n);
     if (!is_true(lower)) std::swap(A.row_stride, A.col_stride);
     compute(V, double(n) * double(n), [&](auto type) {

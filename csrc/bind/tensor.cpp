@@ -20,6 +20,25 @@ struct TorchNames {
 
 TorchNames torch_names;
 
+// C functions of torch by address, from Python, which knows their names. Either all are bound or none.
+struct TorchFunctions {
+    // The interface of torch's ahead-of-time compiler: tensors by handle, results by pointer, and an error code.
+    int (*empty_strided)(std::int64_t ndim, const std::int64_t* sizes, const std::int64_t* strides, std::int32_t dtype,
+                         std::int32_t device_type, std::int32_t device_index, void** tensor) = nullptr;
+    int (*get_data)(void* tensor, void** data) = nullptr;
+    int (*delete_tensor)(void* tensor) = nullptr;
+    PyObject* (*wrap)(void* tensor) = nullptr;  // takes a C++ reference to what a handle points to
+    std::int64_t (*count_dispatch_modes)() = nullptr, (*count_function_modes)() = nullptr;
+    bool (*is_key_included)(std::uint16_t key) = nullptr;
+    // Keys that are there while a transform of torch.func, or the older vmap, is active.
+    std::uint16_t front_key = 0, back_key = 0, vmap_key = 0;
+};
+
+TorchFunctions torch_functions;
+
+// torch's numbers of dtypes, and of the CPU. They are part of files that torch saves, and do not change.
+constexpr std::int32_t int32_number = 3, float32_number = 6, float64_number = 7, cpu_number = 0;
+
 // Calls a method with at most one argument. This and `call_with` are the fastest calls in Python's stable ABI.
 PyObject* call_method(PyObject* object, PyObject* name, PyObject* argument = nullptr) {
     PyObject* arguments[] = {nullptr, object, argument};
@@ -62,12 +81,85 @@ bool adapt_strides(TensorOperand& out) {
     return (by_rows || by_columns) && std::max(m.row_stride, m.col_stride) <= std::numeric_limits<std::int32_t>::max();
 }
 
-nb::object allocate(const TensorOperand& like, PyObject* shape) {
-    PyObject* const result =
-        shape ? call_method(like.tensor.ptr(), torch_names.new_empty_name, shape) : nullptr;
+// The sizes of a new tensor: at most a batch, rows and columns.
+struct Sizes {
+    std::int64_t ndim = 0, sizes[3] = {};
+
+    Sizes(const TensorOperand& like, std::initializer_list<index_t> inner) {
+        if (!like.is_single) sizes[ndim++] = like.count;
+        for (const index_t size : inner) sizes[ndim++] = size;
+    }
+};
+
+NewTensor find_memory(PyObject* tensor) {
+    if (!tensor) throw nb::python_error();
+    NewTensor result{nb::steal(tensor)};
+    dlpack::Tensor found{};
+    if (torch_names.describe(tensor, &found) != 0) throw nb::python_error();
+    result.address = reinterpret_cast<std::uintptr_t>(found.data) + found.byte_offset;
+    return result;
+}
+
+// Allocates by torch's C functions. Returns no tensor if one of them reports an error.
+NewTensor allocate_by_function(const TorchFunctions& torch, const Sizes& sizes, std::int32_t dtype) {
+    std::int64_t strides[3];
+    std::int64_t step = 1;
+    for (std::int64_t d = sizes.ndim - 1; d >= 0; step *= sizes.sizes[d--]) strides[d] = step;
+    void *handle = nullptr, *data = nullptr;
+    if (torch.empty_strided(sizes.ndim, sizes.sizes, strides, dtype, cpu_number, 0, &handle) != 0) return {};
+    PyObject* const tensor = torch.get_data(handle, &data) == 0 ? torch.wrap(handle) : nullptr;
+    torch.delete_tensor(handle);
+    if (!tensor) return PyErr_Clear(), NewTensor{};
+    return {nb::steal(tensor), reinterpret_cast<std::uintptr_t>(data)};
+}
+
+// Allocates by the method new_empty of a tensor.
+NewTensor allocate_by_method(PyObject* like, const Sizes& sizes) {
+    PyObject* const shape = PyTuple_New(sizes.ndim);
+    for (std::int64_t d = 0; shape && d < sizes.ndim; ++d) PyTuple_SetItem(shape, d, PyLong_FromLongLong(sizes.sizes[d]));
+    PyObject* const result = shape ? call_method(like, torch_names.new_empty_name, shape) : nullptr;
     Py_XDECREF(shape);
-    if (!result) throw nb::python_error();
-    return nb::steal(result);
+    return find_memory(result);
+}
+
+NewTensor allocate(const TensorOperand& like, std::initializer_list<index_t> inner) {
+    const Sizes sizes(like, inner);
+    if (torch_functions.wrap)
+        if (NewTensor result = allocate_by_function(torch_functions, sizes, like.item_size == 4 ? float32_number : float64_number))
+            return result;
+    return allocate_by_method(like.tensor.ptr(), sizes);
+}
+
+// Takes the addresses that Python has found, and tries them on a tensor. Leaves none bound if that is not what was asked for.
+void bind_functions(nb::dict addresses) {
+    torch_functions = {};
+    if (!addresses.size()) return;
+    TorchFunctions found;
+    const auto get = [&](const char* name) { return nb::cast<std::uintptr_t>(addresses[name]); };
+    const auto set = [&](auto& function, const char* name) {
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(get(name));
+    };
+    set(found.empty_strided, "empty_strided");
+    set(found.get_data, "get_data");
+    set(found.delete_tensor, "delete_tensor");
+    set(found.wrap, "wrap");
+    set(found.count_dispatch_modes, "count_dispatch_modes");
+    set(found.count_function_modes, "count_function_modes");
+    set(found.is_key_included, "is_key_included");
+    found.front_key = static_cast<std::uint16_t>(get("front_key"));
+    found.back_key = static_cast<std::uint16_t>(get("back_key"));
+    found.vmap_key = static_cast<std::uint16_t>(get("vmap_key"));
+    TensorOperand like{};
+    like.count = 2;
+    const NewTensor tried = allocate_by_function(found, Sizes(like, {3, 5}), float64_number);
+    dlpack::Tensor seen{};
+    if (!tried || reinterpret_cast<PyObject*>(Py_TYPE(tried.ptr())) != torch_names.tensor_type) return;
+    if (torch_names.describe(tried.ptr(), &seen) != 0) return PyErr_Clear();
+    const bool is_right = seen.ndim == 3 && seen.shape[0] == 2 && seen.shape[1] == 3 && seen.shape[2] == 5 && seen.strides[0] == 15 &&
+                          seen.strides[1] == 5 && seen.strides[2] == 1 && seen.device_type == dlpack::cpu_device &&
+                          seen.dtype.code == dlpack::float_code && seen.dtype.bits == 64 &&
+                          reinterpret_cast<std::uintptr_t>(seen.data) + seen.byte_offset == tried.address;
+    if (is_right) torch_functions = found;
 }
 
 }  // namespace
@@ -131,6 +223,7 @@ bool bind_torch(nb::handle names) {
     found.new_empty_name = PyUnicode_InternFromString("new_empty");
     found.describe = table->describe;
     torch_names = found;
+    bind_functions(nb::cast<nb::dict>(names["functions"]));
     return true;
 }
 
@@ -138,6 +231,9 @@ bool is_plain_eager() {
     if (!torch_names.describe) return false;
     PyObject* const level = PyDict_GetItemWithError(torch_names.forward_ad_names, torch_names.level_name);
     if (!level || PyLong_AsLong(level) >= 0) return PyErr_Clear(), false;
+    if (const TorchFunctions& torch = torch_functions; torch.wrap)
+        return !torch.is_key_included(torch.front_key) && !torch.is_key_included(torch.back_key) && torch.count_dispatch_modes() == 0 &&
+               torch.count_function_modes() == 0 && !torch.is_key_included(torch.vmap_key);
     // torch.autograd.grad(is_grads_batched=True) runs under an older vmap, whose tensors have no memory of their own. To try and read
     // one raises an exception in torch, which takes milliseconds.
     return returns_false(torch_names.are_transforms_active) && returns_false(torch_names.count_dispatch_modes) &&
@@ -179,46 +275,23 @@ bool describe_tensor(nb::handle tensor, TensorOperand& out) { return describe(te
 
 bool describe_vectors(nb::handle tensor, TensorOperand& out) { return describe(tensor, 1, out); }
 
-nb::object allocate_like(const TensorOperand& like) {
-    // empty_like keeps the strides of a dense tensor: those of a transposed one are not wanted.
-    if (!like.is_contiguous) return allocate_matrix(like, like.rows, like.cols);
-    PyObject* const result = call_with(torch_names.empty_like, like.tensor.ptr());
-    if (!result) throw nb::python_error();
-    return nb::steal(result);
+NewTensor allocate_like(const TensorOperand& like) {
+    if (!torch_functions.wrap && like.is_contiguous && !like.is_vector)  // It keeps the strides of a dense tensor.
+        return find_memory(call_with(torch_names.empty_like, like.tensor.ptr()));
+    return like.is_vector ? allocate_vector(like, like.cols) : allocate_matrix(like, like.rows, like.cols);
 }
 
-nb::object allocate_matrix(const TensorOperand& like, index_t rows, index_t cols) {
-    if (like.is_contiguous && !like.is_vector && rows == like.rows && cols == like.cols) return allocate_like(like);
-    return allocate(like, like.is_single ? Py_BuildValue("(LL)", (long long)rows, (long long)cols)
-                                         : Py_BuildValue("(LLL)", (long long)like.count, (long long)rows, (long long)cols));
-}
+NewTensor allocate_matrix(const TensorOperand& like, index_t rows, index_t cols) { return allocate(like, {rows, cols}); }
 
-nb::object allocate_vector(const TensorOperand& like, index_t size) {
-    return allocate(like, like.is_single ? Py_BuildValue("(L)", (long long)size)
-                                         : Py_BuildValue("(LL)", (long long)like.count, (long long)size));
-}
+NewTensor allocate_vector(const TensorOperand& like, index_t size) { return allocate(like, {size}); }
 
-nb::object allocate_scalar(const TensorOperand& like) {
-    return allocate(like, like.is_single ? PyTuple_New(0) : Py_BuildValue("(L)", (long long)like.count));
-}
+NewTensor allocate_scalar(const TensorOperand& like) { return allocate(like, {}); }
 
-nb::object allocate_status(const TensorOperand& like) {
-    PyObject* result = nullptr;
-    if (like.is_single) {
-        result = call_with(torch_names.empty_like, torch_names.whole_number);
-    } else {
-        PyObject* const shape = Py_BuildValue("(L)", (long long)like.count);
-        if (shape) result = call_method(torch_names.whole_number, torch_names.new_empty_name, shape);
-        Py_XDECREF(shape);
-    }
-    if (!result) throw nb::python_error();
-    return nb::steal(result);
-}
-
-std::uintptr_t get_address(nb::handle tensor) {
-    dlpack::Tensor found{};
-    if (torch_names.describe(tensor.ptr(), &found) != 0) throw nb::python_error();
-    return reinterpret_cast<std::uintptr_t>(found.data) + found.byte_offset;
+NewTensor allocate_status(const TensorOperand& like) {
+    const Sizes sizes(like, {});
+    if (torch_functions.wrap)
+        if (NewTensor result = allocate_by_function(torch_functions, sizes, int32_number)) return result;
+    return allocate_by_method(torch_names.whole_number, sizes);
 }
 
 }  // namespace lapgrad::binding

@@ -2,7 +2,8 @@
 //
 // torch publishes a table of C functions (`torch.Tensor.__dlpack_c_exchange_api__`) that describe a tensor in DLPack's structures,
 // whose layout is fixed: github.com/dmlc/dlpack, version 1. What the structures do not say (does a tensor need a gradient, is a
-// transform active) is asked of torch's Python functions, which Python passes in.
+// transform active) is asked of torch's Python functions, which Python passes in. Tensors are allocated by the C functions that
+// torch's ahead-of-time compiler links its programs to, where Python has found them: an eighth of a microsecond instead of one.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -89,15 +90,17 @@ bool describe_tensor(nb::handle tensor, TensorOperand& out);
 // The same for one or several vectors, as matrices of one row.
 bool describe_vectors(nb::handle tensor, TensorOperand& out);
 
-// Returns an uninitialised contiguous tensor like `like`, or with its batch and other sizes; null with a Python error set.
-nb::object allocate_like(const TensorOperand& like);
-nb::object allocate_matrix(const TensorOperand& like, index_t rows, index_t cols);
-nb::object allocate_vector(const TensorOperand& like, index_t size);
-nb::object allocate_scalar(const TensorOperand& like);
-// The same for a status per item, int32.
-nb::object allocate_status(const TensorOperand& like);
+// A tensor that was just allocated, and where its numbers are.
+struct NewTensor : nb::object {
+    std::uintptr_t address = 0;
+};
 
-// Returns the address of a tensor that was just allocated.
-std::uintptr_t get_address(nb::handle tensor);
+// Returns an uninitialised contiguous tensor like `like`, or with its batch and other sizes. Throws with a Python error set.
+NewTensor allocate_like(const TensorOperand& like);
+NewTensor allocate_matrix(const TensorOperand& like, index_t rows, index_t cols);
+NewTensor allocate_vector(const TensorOperand& like, index_t size);
+NewTensor allocate_scalar(const TensorOperand& like);
+// The same for a status per item, int32.
+NewTensor allocate_status(const TensorOperand& like);
 
 }  // namespace lapgrad::binding

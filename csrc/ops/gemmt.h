@@ -111,6 +111,7 @@ void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool s
     }
     if (C.count == 1 && std::max(n, k) <= isa::leaf)  // No BLAS is called: its threads need no limit.
         return gemmt<T>(alpha, A[0], B[0], false, C[0], symmetric ? Upper::mirror : Upper::clear, false);
+    const contention::LongLoop keep(double(n) * double(n) * double(k) >= 2 * plan::long_multiplications);
     for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
         gemmt<T>(alpha, A[b], B[b], false, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
     });

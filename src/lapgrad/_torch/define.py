@@ -449,19 +449,22 @@ def _register(
     without_recording = torch.no_grad()(kernel)
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)
-    for key in ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA"):
-        _LIBRARY.impl(name, _make_refusal_of_sparse(name), key)
+    # This key stands for all that have no kernel of their own, sparse layouts on every device among them.
+    _LIBRARY.impl(name, _make_refusal_of_sparse(name), "CompositeExplicitAutograd")
     torch.library.register_fake(f"lapgrad::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
     return dispatched
 
 
 def _make_refusal_of_sparse(name: str) -> Callable[..., Any]:
-    """The kernel for sparse tensors, an error. Only the dispatcher calls it: dense tensors do not pay."""
+    """The kernel for tensors that have no other, an error. Only the dispatcher calls it: dense ones do not pay."""
 
     def refuse(*arguments: Any) -> Any:
-        layouts = [argument.layout for argument in arguments if isinstance(argument, Tensor)]
-        raise _errors.sparse_tensor(name, next(layout for layout in layouts if layout is not torch.strided))
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                raise _errors.sparse_tensor(name, tensor.layout)
+        raise NotImplementedError(f"{name}: there is no kernel for {', '.join(t.type() for t in tensors)}.")
 
     return refuse
 

@@ -12,6 +12,7 @@ names only (``define_public.py``): slower in eager mode, and without ``torch.com
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -132,7 +133,40 @@ def find_names_for_shortcuts() -> dict[str, Any] | None:
         "is_grad_enabled": torch.is_grad_enabled,
         "empty_like": torch.empty_like,
         "whole_number": torch.empty((), dtype=torch.int32, device="cpu"),
+        "functions": _find_functions_of_torch(),
     }
+
+
+#: C functions of torch: those of its ahead-of-time compiler's interface by name, others by their C++ names.
+_FUNCTIONS_OF_TORCH = {
+    "empty_strided": "aoti_torch_empty_strided",
+    "get_data": "aoti_torch_get_data_ptr",
+    "delete_tensor": "aoti_torch_delete_tensor_object",
+    "wrap": "_Z16THPVariable_WrapRKN2at10TensorBaseE",
+    "count_dispatch_modes": "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "count_function_modes": "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "is_key_included": "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+}
+#: Dispatch keys that are there while a transform of torch.func, or the older vmap, is active.
+_KEYS_OF_TRANSFORMS = {
+    "front_key": "FuncTorchDynamicLayerFrontMode",
+    "back_key": "FuncTorchDynamicLayerBackMode",
+    "vmap_key": "VmapMode",
+}
+
+
+def _find_functions_of_torch() -> dict[str, int]:
+    """Addresses of C functions, and numbers of keys, for csrc/bind/tensor.cpp; {} if any is not found."""
+    try:
+        library = ctypes.CDLL(_C.__file__)
+        addresses = {
+            name: ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+            for name, symbol in _FUNCTIONS_OF_TORCH.items()
+        }
+        keys = {name: int(_C._dispatch_key_parse(key)) for name, key in _KEYS_OF_TRANSFORMS.items()}
+    except (OSError, AttributeError, RuntimeError, TypeError):
+        return {}
+    return {name: value for name, value in (addresses | keys).items() if value is not None}
 
 
 class BackendKeys(NamedTuple):

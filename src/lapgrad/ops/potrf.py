@@ -68,8 +68,8 @@ def potrf(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Tensor:
         tensor([[2., 0.],
                 [1., 2.]])
     """
-    if not overwrite and not is_compiling():
-        factor: Tensor | None = _take_shortcut(A, lower)
+    if not overwrite and not is_compiling() and (shortcut := find_shortcut("potrf_shortcut")):
+        factor: Tensor | None = shortcut(A, lower)
         if factor is not None:
             return factor
     A = check_square_matrix("potrf", "A", A)
@@ -112,7 +112,7 @@ def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Facto
     if not overwrite and not is_compiling() and (shortcut := find_shortcut("potrf_ex_shortcut")):
         factorisation = shortcut(A, lower)
         if factorisation is not None:
-            return Factorisation(*factorisation)
+            return tuple.__new__(Factorisation, factorisation)  # a third of the time of its own constructor
     A = check_square_matrix("potrf_ex", "A", A)
     result = operator_ex.overwrite(A, lower) if overwrite else operator_ex.call(A, lower)
     return Factorisation(*result)
