@@ -20,7 +20,8 @@ from lapgrad.distributed.group import Group, as_group
 from lapgrad.distributed.losses import sum_loss
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import has_joint_kernel
-from lapgrad.models import _checks, _inputs
+from lapgrad.models import _checks
+from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
@@ -113,6 +114,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
     lengths: Tensor
     gaps: Tensor | None
     may_have_nan = frozenset({"y"})
+    reads_arrays = True
 
     def __init__(
         self,
@@ -386,7 +388,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             mean, covariance = self._forecast(steps, noise)
         later = _reading.get_index(_reading.continue_labels(self.labels, steps, self.gaps))
         found = self._shape_prediction(mean, covariance)
-        return Prediction(*(_inputs.write_array(part, self.origin, later) for part in found))
+        return Prediction(*(_conversion.write_array(part, self.origin, later) for part in found))
 
     def _forecast(self, steps: int, noise: bool) -> tuple[Tensor, Tensor]:
         run, flat = self._run_filter(steps)
@@ -413,7 +415,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
 
     def _write(self, values: Tensor) -> Any:
         """Return values in the shape of the data as an object of the kind of the data."""
-        return _inputs.write_array(values, self.origin)
+        return _conversion.write_array(values, self.origin)
 
     @torch.no_grad()
     def sample(self, steps: int, count: int = 1, *, generator: torch.Generator | int | None = None) -> Any:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lapgrad import _errors, _exceptions
 from lapgrad._torch import lu as _torch_lu
-from lapgrad.models import _checks, _inputs
+from lapgrad.models import _checks
+from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._parameters import Value, bounded
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
@@ -253,7 +254,7 @@ class Regression(Component):
 
     def __init__(self, X: Any, variance: Value | None = None) -> None:
         super().__init__()
-        rows, _ = _inputs.read_array("Regression", X, "X")
+        rows, _ = _conversion.read_array("Regression", X, "X")
         self.register_buffer("X", _checks.check_inputs("Regression", rows).detach().clone())
         self.states = self.X.shape[1]
         self.diffuse = (True,) * self.states
@@ -263,7 +264,7 @@ class Regression(Component):
 
     def append_rows(self, who: str, X: Any, times: int, steps: int) -> None:
         """Set the rows after the first ``times`` to ``steps`` rows X (steps, k)."""
-        rows, _ = _inputs.read_array(who, X, "X")
+        rows, _ = _conversion.read_array(who, X, "X")
         rows = _checks.check_inputs(who, rows.to(self.X), columns=self.states, empty=True)
         if len(rows) != steps:
             raise _exceptions.ShapeError(
