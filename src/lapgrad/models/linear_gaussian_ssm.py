@@ -309,7 +309,10 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         if self.group is not None:
             evaluate = SharedEvaluation(self.group, self.loss, learned)
         elif has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss:
-            evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
+            regular = self.component if self.gaps is None else None
+            evaluate = _likelihood.make_evaluation(
+                self.matrices, self.y, self._diffuse, learned, numbers, regular
+            )
         search = functools.partial(
             fit_series,
             type(self).__name__,
