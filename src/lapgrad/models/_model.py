@@ -26,8 +26,8 @@ AnyModel = TypeVar("AnyModel", bound="StoredModel")
 class StoredModel(ParametrisedModule, abc.ABC):
     """A module that can be saved to one file and loaded from it, by ``config`` and ``from_config``.
 
-    Its methods take arrays of NumPy and objects of pandas where they ask for tensors of data. What they return
-    is of the kind of the new inputs, with their index.
+    Its methods take arrays of NumPy and objects of pandas where they ask for tensors of data. What they
+    return is of the kind of the new inputs, with their index.
 
     Attributes:
         reads_arrays: Whether the class reads arrays and objects of pandas itself.

@@ -160,10 +160,14 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
         component.start_from(facts)
         scale = min(0.5, 0.3 * facts.step_variance / facts.variance)
         self.noise: Covariance | None = make_noise(who, noise_var, scale * variances, noise)
-        self.to(dtype=series.values.dtype, device=series.values.device)
+        held = (*self.parameters(), *component.buffers())
+        if any(t.dtype != self.y.dtype or t.device != self.y.device for t in held):
+            self.to(dtype=self.y.dtype, device=self.y.device)
         with torch.no_grad():
-            self._diffuse = self._choose_diffuse(float(variances.mean()))
-            self._check_diffuse()
+            matrices = self.matrices()
+            self._diffuse = self._choose_diffuse(matrices.block.B, facts.variance)
+            if not _diffuse.sees_all(matrices.block, self.y, self._diffuse.positions):
+                self._check_diffuse()
 
     @property
     def noise_var(self) -> Tensor:
@@ -197,10 +201,10 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             block = set_covariance(block, P)
         return Matrices(block, R[None] if block.R is None else R + block.R)
 
-    def _choose_diffuse(self, variance: float) -> _diffuse.DiffuseStates:
+    def _choose_diffuse(self, B: Tensor, variance: float) -> _diffuse.DiffuseStates:
         flags = self.component.diffuse if self.diffuse_variance is None else ()
         positions = [i for i, flag in enumerate(flags) if flag]
-        return _diffuse.choose_scales(self.matrices().block.B, positions, variance)
+        return _diffuse.choose_scales(B, positions, variance)
 
     def _check_diffuse(self) -> None:
         """Raise a ``DomainError`` if the observations do not determine the diffuse states of a series."""

@@ -1,4 +1,4 @@
-"""Arrays of NumPy and objects of pandas as tensors, and tensors as what they were, without a dependency on pandas.
+"""Arrays of NumPy and objects of pandas as tensors, and back; pandas is no dependency.
 
     tensor, origin = read_array(who, value, name)      tensors, arrays, Series, DataFrames, lists of numbers
     value = write_array(tensor, origin)                the same kind of object, with the index of the origin

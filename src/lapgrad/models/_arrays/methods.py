@@ -176,7 +176,7 @@ def _match_arguments(
 
 
 def _write_result(model: nn.Module, name: str, result: Any, origin: Origin) -> Any:
-    """Return values for the rows of ``origin`` as objects of its kind; the names of columns are the model's."""
+    """Return values for the rows of ``origin`` as objects of its kind, with the columns of the model."""
     targets: Origin | None = model.__dict__.get("_origins", {}).get("y")
     classes = getattr(model, "classes", None)
     names = targets.columns if targets is not None else None
@@ -204,7 +204,7 @@ def _write_result(model: nn.Module, name: str, result: Any, origin: Origin) -> A
 
 
 def _name_columns(field: str, values: Any, classes: Any, rows: Origin) -> Sequence[Any] | None:
-    """Return the names of the columns of a field: classes, the rows themselves of a covariance, or targets."""
+    """Return the names of the columns of a field: classes, the rows of a covariance; None: targets."""
     if field == "probabilities" and classes is not None:
         return list(classes)
     is_covariance = field == "variance" and isinstance(values, Tensor) and values.dim() == 2

@@ -13,20 +13,20 @@ Array = npt.NDArray[np.float64]
 class CurvedBlock(NamedTuple):
     """Transition and prior of a component with n states at k raw hyper-parameters other than its variance.
 
-    Its Q is the variance times a constant, and its P the variance times ``prior``. Short series take less time
-    to filter than autograd takes for such matrices.
+    Its Q is the variance times a constant, and its P the variance times ``prior``. Short series take less
+    time to filter than autograd takes for such matrices.
 
     Attributes:
-        A: (n, n).
-        gradient_of_A: (k, n, n).
+        transition: (n, n), the matrix A.
+        transition_slopes: (k, n, n), its derivatives.
         prior: (n, n).
-        gradient_of_prior: (k, n, n).
+        prior_slopes: (k, n, n), its derivatives.
     """
 
-    A: Array
-    gradient_of_A: Array
+    transition: Array
+    transition_slopes: Array
     prior: Array
-    gradient_of_prior: Array
+    prior_slopes: Array
 
 
 def squash(raw: Array, low: float, high: float) -> tuple[Array, Array]:

@@ -87,13 +87,13 @@ class CurvedEvaluation(SeriesEvaluation):
             assert block is not None, "make_curved_evaluation has asked before"
             variance = float(np.exp(x[part.variance] if part.variance >= 0 else part.log_variance))
             prior = variance * part.counts * block.prior.ravel()
-            self._numbers[part.A] = block.A.ravel()
+            self._numbers[part.A] = block.transition.ravel()
             self._numbers[part.P] += prior
             k = len(part.raw)
             derivatives.append(
                 (
-                    block.gradient_of_A.reshape(k, -1),
-                    variance * part.counts * block.gradient_of_prior.reshape(k, -1),
+                    block.transition_slopes.reshape(k, -1),
+                    variance * part.counts * block.prior_slopes.reshape(k, -1),
                     prior,
                 )
             )
@@ -102,7 +102,7 @@ class CurvedEvaluation(SeriesEvaluation):
     def __call__(self, x: Array) -> tuple[float, Array]:
         """Return the loss and its gradient at parameters x (k,), all in one vector."""
         derivatives = self.set_numbers(x)
-        loss = float(self._evaluate().sum()) - self._constant
+        loss = self.sum_values(self._evaluate()) - self._constant
         gradient = np.zeros(len(x))
         gradient[self._coordinates] = self._powers * self._weights * (self._E @ self._gradient)
         for part, (of_A, of_P, prior) in zip(self._parts, derivatives, strict=True):
@@ -171,9 +171,7 @@ def _describe_part(
     size_of_R: int,
 ) -> _CurvedPart:
     raws = [part.get_parameter(f"raw_{name}") for name in part.curved]
-    coordinates = [
-        i for raw in raws for i in (places[id(raw)] if id(raw) in places else [-1] * raw.numel())
-    ]
+    coordinates = [i for raw in raws for i in (places[id(raw)] if id(raw) in places else [-1] * raw.numel())]
     variance = part.get_parameter("raw_variance")
     own = np.arange(first, first + part.states)
     block = (own[:, None] * n + own).ravel()

@@ -94,6 +94,11 @@ class SeriesEvaluation:
         ]
         return float(loss) - self._constant, join_parameters(gradients)
 
+    @staticmethod
+    def sum_values(values: Tensor) -> float:
+        """Return the sum of the values of all series."""
+        return values.item() if len(values) == 1 else float(values.sum())
+
     def prepare_operands(self) -> tuple[Tensor, ...]:
         """Return the operands of the registered operator."""
         matrices = self.make_matrices()
@@ -173,7 +178,7 @@ class VarianceEvaluation(SeriesEvaluation):
         """Return the loss and its gradient at parameters x (k,), all in one vector."""
         weights = np.exp(self._powers * x.astype(self._powers.dtype, copy=False))
         np.add(self._base, weights @ self._E, out=self._numbers)
-        loss = float(self._evaluate().sum()) - self._constant
+        loss = self.sum_values(self._evaluate()) - self._constant
         return loss, (self._powers * weights * (self._E @ self._gradient)).astype(np.float64, copy=False)
 
 

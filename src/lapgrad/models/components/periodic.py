@@ -187,7 +187,7 @@ class Cycle(Component):
         return self._make_block(gaps)
 
     def curve(self, raw: Array) -> CurvedBlock:
-        """Return damping times a rotation, and the stationary distribution, as functions of the raw numbers."""
+        """Return damping times a rotation, and the stationary distribution, with their derivatives."""
         angle, of_angle = squash(raw[:1], *self.frequency_bounds)
         damping, of_damping = squash(raw[1:], 0.0, 1.0) if self.damped else (np.ones(1), np.ones(1))
         cosine, sine = math.cos(angle[0]), math.sin(angle[0])

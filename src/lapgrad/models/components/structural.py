@@ -223,7 +223,7 @@ class AR(Component):
         return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
 
     def curve(self, raw: Array) -> CurvedBlock:
-        """Return the companion matrix and the stationary distribution of unit variance, as functions of raw."""
+        """Return the companion matrix and the stationary distribution, with their derivatives."""
         n = self.order
         partial, slopes = squash(raw, -1.0, 1.0)
         found, gradient = partial[:1], np.diag(slopes)[:, :1]
