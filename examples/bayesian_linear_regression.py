@@ -72,9 +72,10 @@ for place, (name, model) in zip(
     model.plot(place, noise=False)
     with torch.no_grad():
         draws = model.sample(x_new, 4, generator=1)
-    place.plot(x_new, draws.mT, color="#d1495b", linewidth=0.7, alpha=0.7)
+    drawn = place.plot(x_new, draws.mT, color="#d1495b", linewidth=0.7, alpha=0.7)
+    drawn[0].set_label("draws of f")
     place.plot(x_new, truth(x_new), color="0.3", linestyle=":", label="truth")
-    place.set(title=f"{name}: mean, 95% band of f, draws", ylim=(-1.6, 1.9), xlim=(-1.15, 1.15))
+    place.set(title=name, xlabel="x", ylabel="y", ylim=(-1.6, 1.9), xlim=(-1.15, 1.15))
     place.legend(frameon=False, fontsize=8)
 figure.savefig(options.output / "bayesian_linear_regression.png", dpi=120)
 

@@ -42,9 +42,10 @@ y = truth + 0.05 * torch.randn(len(x), dtype=torch.float64, generator=generator)
 
 kernel = RBF(0.2)  # from a longer lengthscale it finds a smooth curve, and takes the steps for noise
 sparse = SparseGPRegression(x, y, kernel, inducing=20, noise_var=0.01, normalise=True, generator=0)
-sparse.fit(steps=30 if options.quick else 300)
+sparse.fit(steps=60 if options.quick else 300)
 deep = DeepGPRegression(x, y, inducing=20, noise_var=0.01, generator=0)
-result = deep.fit(steps=60 if options.quick else 1000, lr=0.02, generator=0)
+steps, lr = (300, 0.03) if options.quick else (1000, 0.02)
+result = deep.fit(steps=steps, lr=lr, generator=0)
 
 test = torch.linspace(-2.0, 2.0, 401, dtype=torch.float64)
 expected = torch.sign(test) + (test > 1.0) - 1.0 * (test < -1.2)
@@ -59,7 +60,7 @@ for name, model in (("sparse", sparse), ("deep", deep)):
 figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
 for place, model, title in ((axes[0], sparse, "sparse Gaussian process"), (axes[1], deep, "two layers")):
     model.plot(place)
-    place.set(title=title, xlabel="x")
+    place.set(title=title, xlabel="x", ylabel="y")
 
 # %% [markdown]
 # ## What the inner layer does
@@ -73,7 +74,7 @@ scaled = (test[:, None] - deep.x_shift) / deep.x_scale
 with torch.no_grad():
     mean, variance = inner(scaled)
 draws = deep.sample(test, 5, generator=0)
-axes[2].plot(test, draws.T, color="0.75", linewidth=0.8)
+axes[2].plot(test, draws.T, color="0.75", linewidth=0.8, label=["draws of the function", *[None] * 4])
 axes[2].plot(test, mean[:, 0], color="#d1495b", label="inner layer: mean")
 axes[2].fill_between(
     test,
@@ -82,8 +83,9 @@ axes[2].fill_between(
     color="#d1495b",
     alpha=0.18,
     linewidth=0,
+    label="inner layer: 95% band",
 )
-axes[2].set(title="inner layer, and draws of the function", xlabel="x")
+axes[2].set(title="inner layer, and draws of the function", xlabel="x", ylabel="value of the layer, y")
 axes[2].legend(frameon=False)
 figure.savefig(options.output / "deep_gp.png", dpi=120)
 
@@ -114,7 +116,7 @@ else:
     images = pixels.to(torch.float64) / 255.0
 
 model = DeepGP(images, [3], inducing=20 if options.quick else 60, hidden=[50], generator=0)
-result = model.fit(images, steps=10 if options.quick else 400, batch=200, generator=0)
+result = model.fit(images, steps=100 if options.quick else 400, batch=200, generator=0)
 print(f"\n{len(images)} images of {side} x {side}: {result.steps} steps, {result.seconds:.1f} s")
 found = model.reconstruct(images)
 explained = 1.0 - (found - images).square().sum() / (images - images.mean(0)).square().sum()

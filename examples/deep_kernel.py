@@ -71,7 +71,7 @@ figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
 for place, name, model in zip(axes, ("RBF", "deep RBF"), (plain, deep), strict=False):
     model.plot(place)
     place.plot(x_new, truth(x_new), color="0.3", linestyle=":", linewidth=1, label="truth")
-    place.set(title=name, ylim=(-0.5, 1.5))
+    place.set(title=name, xlabel="x", ylabel="y", ylim=(-0.5, 1.5))
     place.legend(frameon=False, fontsize=8)
 with torch.no_grad():
     axes[2].plot(x_new, deep.kernel.network(x_new[:, None]), color="#1f5a99")

@@ -69,7 +69,7 @@ counts = torch.poisson(torch.exp(1.0 + torch.sin(2.0 * x)), generator=generator)
 model = VariationalGP(x, counts, likelihoods.Poisson(), inducing=20, generator=0)
 model.fit(steps=steps, batch=200, lr=0.03, generator=0)
 model.plot(axes[1])
-axes[1].set(title="counts", xlabel="x", ylabel="count")
+axes[1].set(title="counts", xlabel="x", ylabel="count", ylim=(0, None))
 rate = model.predict(x, noise=True).mean
 error = ((rate - torch.exp(1.0 + torch.sin(2.0 * x))).abs() / rate).mean()
 print(f"counts: the rate is off by {error.item():.1%} on average")

@@ -49,7 +49,7 @@ print(
     f"log likelihood {-result.loss:.2f}, {result.steps} evaluations in {result.seconds:.3f} s"
 )
 print(model.summary())
-mean, variance = model.forecast(10)
+mean, variance = model.forecast(10, noise=True)
 print(f"forecast for {years[-1] + np.timedelta64(1, 'Y')}: {mean[0]:.0f} ± {variance[0] ** 0.5:.0f}")
 
 figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")

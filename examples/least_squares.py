@@ -114,7 +114,10 @@ left.set(xlabel="evaluations", ylabel="mean square", title=f"{signals} signals, 
 left.legend(frameon=False)
 decays = torch.exp(-t[:, None] * rates.exp().detach())
 for signal, colour in zip(range(3), ("#1f5a99", "#d1495b", "#3c8d40"), strict=True):
-    right.scatter(t, y[:, signal], s=6, color=colour, alpha=0.5)
-    right.plot(t, decays @ lapgrad.linalg.lstsq(decays, y[:, signal : signal + 1]), color=colour)
-right.set(xlabel="t", title="three of the signals, and their fits")
+    name = f"signal {signal + 1}"
+    right.scatter(t, y[:, signal], s=6, color=colour, alpha=0.5, label=name)
+    fitted = decays @ lapgrad.linalg.lstsq(decays, y[:, signal : signal + 1])
+    right.plot(t, fitted, color=colour, label=f"{name}: fit")
+right.set(xlabel="t", ylabel="y", title="three of the signals, and their fits")
+right.legend(frameon=False)
 figure.savefig(options.output / "least_squares.png", dpi=120)

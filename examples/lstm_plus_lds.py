@@ -88,7 +88,7 @@ result = model.fit("adam", steps=80 if options.quick else 400, lr=0.05 if option
 print(f"log likelihood {-result.loss:.1f} after {result.steps} steps in {result.seconds:.1f} s")
 
 # %%
-forecast = model.forecast(horizon)
+forecast = model.forecast(horizon, noise=True)
 error = (forecast.mean - test).square().mean().sqrt()
 inside = ((forecast.mean - test).abs() < 1.96 * forecast.variance.sqrt()).double().mean()
 last, before = train[-12:], train[-24:-12]

@@ -26,7 +26,7 @@ parser.add_argument("--quick", action="store_true", help="fewer tasks, fewer ste
 parser.add_argument("--output", type=Path, default=Path(), help="folder for the figures [.]")
 options = parser.parse_args()
 options.output.mkdir(parents=True, exist_ok=True)
-sources, repetitions, evaluations, steps = (4, 1, 6, 40) if options.quick else (12, 8, 15, 300)
+sources, repetitions, evaluations, steps = (6, 5, 10, 80) if options.quick else (12, 8, 15, 300)
 
 # %% [markdown]
 # ## The family of functions
@@ -112,8 +112,10 @@ def thompson(model: MultiTaskBLR, x: Tensor, best: float, seed: int) -> Tensor:
     return -model.sample(-1, x, generator=seed)[0]
 
 
-def optimised(model: MultiTaskBLR, f: Objective, acquisition, seed: int, refit: int) -> list[float]:
-    """The smallest true value found after each evaluation; the first place is random."""
+def optimised(
+    model: MultiTaskBLR, f: Objective, acquisition, seed: int, refit: int, start: int = 1
+) -> list[float]:
+    """The smallest true value found after each evaluation; the first ``start`` places are random."""
     x = points(1, seed)
     found = []
     for count in range(evaluations):
@@ -121,7 +123,10 @@ def optimised(model: MultiTaskBLR, f: Objective, acquisition, seed: int, refit: 
             model.observe(-1, x, observed(f, x, seed + count))
         tried, values = model.data(-1)
         found.append(f(tried).min().item())
-        if refit and count >= 2:
+        if count + 1 < start:
+            x = points(start, seed)[count + 1 : count + 2]
+            continue
+        if refit:
             model.fit(steps=refit)
         candidates = points(500, seed + 100 + count)
         with torch.no_grad():
@@ -137,10 +142,10 @@ def copy_of_shared() -> MultiTaskBLR:
 
 
 def from_scratch(f: Objective, seed: int) -> list[float]:
-    """The same with a network of its own, learned again after each evaluation."""
-    start = points(1, seed)
-    model = MultiTaskBLR([(start, observed(f, start, seed))], network())
-    return optimised(model, f, expected_improvement, seed, refit=20)
+    """The same with a network of its own, learned again after each evaluation, from five random places on."""
+    first = points(1, seed)
+    model = MultiTaskBLR([(first, observed(f, first, seed))], network())
+    return optimised(model, f, expected_improvement, seed, refit=20, start=5)
 
 
 def random_search(f: Objective, seed: int) -> list[float]:
@@ -186,6 +191,7 @@ levels = torch.linspace(math.sqrt(f(grid).min() - 0.01), math.sqrt(f(grid).max()
 right.contour(side, side, f(grid).reshape(60, 60).mT, levels=levels, colors="0.6", linewidths=0.8)
 right.contourf(side, side, mean.reshape(60, 60).mT, levels=levels, cmap="Blues", extend="both", alpha=0.8)
 tried, _ = model.data(-1)
-right.scatter(*tried.T, c=range(len(tried)), cmap="autumn", edgecolor="k", s=32, zorder=3)
-right.set_title("a target (lines), its model (shades), and evaluations")
+order = right.scatter(*tried.T, c=range(1, len(tried) + 1), cmap="autumn", edgecolor="k", s=32, zorder=3)
+figure.colorbar(order, ax=right, label="number of the evaluation")
+right.set(title="a target (lines), its model (shades), and evaluations", xlabel="u", ylabel="v")
 figure.savefig(options.output / "network_plus_blr.png", dpi=120)

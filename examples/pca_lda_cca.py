@@ -173,16 +173,20 @@ for place, points, title in (
             points @ lapgrad.linalg.lda(learned[train], labels=labels[train], regularisation=1e-3).W.detach()
         )
     for c in range(3):
-        place.scatter(*points[test][labels[test] == c].T, s=9, color=colours[c])
-    place.set_title(title + " (test data)")
+        place.scatter(*points[test][labels[test] == c].T, s=9, color=colours[c], label=f"ring {c + 1}")
+    what = "discriminant" if points is not rings else "coordinate"
+    place.set(title=title + " (test data)", xlabel=f"first {what}", ylabel=f"second {what}")
+    place.legend(frameon=False)
 axes[0, 1].scatter(spiral[:, 0], spiral[:, 1], c=s, s=9, cmap="viridis")
-axes[0, 1].set_title("view 1 of a hidden number (colour)")
+axes[0, 1].set(
+    title="view 1 of a hidden number (colour)", xlabel="first coordinate", ylabel="second coordinate"
+)
 axes[1, 1].scatter(shared_left[test], shared_right[test], c=s[test], s=9, cmap="viridis")
-axes[1, 1].set(title="learned CCA: view 1 against view 2 (test data)")
+axes[1, 1].set(title="learned CCA (test data)", xlabel="variate of view 1", ylabel="variate of view 2")
 axes[0, 2].bar(range(40), units.tolist(), color="0.6")
-axes[0, 2].set_title("units of 40 variables, of which 6 matter")
+axes[0, 2].set(title="units of 40 variables, of which 6 matter", xlabel="variable", ylabel="unit")
 axes[1, 2].bar(range(40), weights.tolist(), color=["#1f5a99"] * 6 + ["0.6"] * 34)
-axes[1, 2].set_title("learned weights for PCA")
+axes[1, 2].set(title="learned weights for PCA (blue: they matter)", xlabel="variable", ylabel="weight")
 for place in axes.flat:
     place.spines[["top", "right"]].set_visible(False)
 figure.savefig(options.output / "pca_lda_cca.png", dpi=120)

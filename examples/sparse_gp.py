@@ -48,7 +48,7 @@ print(f"-log p(y) of the exact process with these parameters: {exact.loss().item
 
 figure, axes = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
 model.plot(axes[0])
-axes[0].set(title="12 inducing inputs, learned", xlabel="x")
+axes[0].set(title="12 inducing inputs, learned", xlabel="x", ylabel="y")
 
 # %% [markdown]
 # ## A power plant
@@ -79,6 +79,8 @@ for size in sizes:
 
 axes[1].plot(sizes, errors, "o-", color="#1f5a99")
 axes[1].set(xscale="log", xlabel="inducing inputs", ylabel="RMSE on test data", title="how many?")
+axes[1].set_xticks(sizes, map(str, sizes), minor=False)
+axes[1].set_xticks([], minor=True)
 figure.savefig(options.output / "sparse_gp.png", dpi=120)
 
 # %% [markdown]

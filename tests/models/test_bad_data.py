@@ -40,7 +40,7 @@ def with_entry(values: Tensor, row: int, entry: float) -> Tensor:
         (lambda: GPRegression(X[None], Y), ValueError, r"X must have shape \(n, d\) or \(n,\)"),
         (lambda: GPRegression(X, Y.float()), TypeError, "same dtype, got X torch.float64, y torch.float32"),
         (lambda: GPRegression(X.long(), Y), TypeError, "X has dtype torch.int64"),
-        (lambda: GPRegression(X.numpy(), Y), TypeError, "X must be a torch.Tensor, got ndarray"),
+        (lambda: GPRegression([[1.0]], Y), TypeError, "X must be a torch.Tensor, got list"),
         (
             lambda: GPRegression(X, Y, noise_var=-1.0),
             ValueError,

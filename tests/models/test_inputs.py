@@ -12,7 +12,7 @@ import torch
 import lapgrad
 from lapgrad.demo.series import load_airline_passengers
 from lapgrad.models import LinearGaussianSSM
-from lapgrad.models._inputs import Origin, get_coordinates, is_frame, read_array, write_array
+from lapgrad.models._arrays.conversion import Origin, get_coordinates, is_frame, read_array, write_array
 from lapgrad.models._state_space.reading import continue_labels
 from lapgrad.models.components import LocalLevel
 

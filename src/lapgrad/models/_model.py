@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _exceptions
+from lapgrad.models._arrays.methods import accept_arrays, describe_origins, restore_origins
 from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._storage import saving as _saving
 from lapgrad.models._training import fitting as _fitting
@@ -24,13 +25,23 @@ AnyModel = TypeVar("AnyModel", bound="StoredModel")
 
 
 class StoredModel(ParametrisedModule, abc.ABC):
-    """A module that can be saved to one file and loaded from it, by ``config`` and ``from_config``."""
+    """A module that can be saved to one file and loaded from it, by ``config`` and ``from_config``.
+
+    Its methods take arrays of NumPy and objects of pandas where they ask for tensors of data. What they
+    return is of the kind of the new inputs, with their index.
+
+    Attributes:
+        reads_arrays: Whether the class reads arrays and objects of pandas itself.
+    """
 
     _kinds: ClassVar[dict[str, type[StoredModel]]] = {}
+    reads_arrays: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         cls._kinds[cls.__name__] = cls
+        if not cls.reads_arrays:
+            accept_arrays(cls)
 
     @abc.abstractmethod
     def config(self) -> dict[str, Any]:
@@ -70,7 +81,7 @@ class StoredModel(ParametrisedModule, abc.ABC):
         if fault is not None:
             raise _exceptions.NonFiniteError(f"{type(self).__name__}.save: {fault}")
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
-        config = {**self.config(), **_saving.describe_constraints(self)}
+        config = {**self.config(), **_saving.describe_constraints(self), **describe_origins(self)}
         _saving.write_model(path, _saving.SavedModel(type(self).__name__, config, tensors, fixed))
 
     def has_all_data(self) -> bool:
@@ -126,8 +137,10 @@ class StoredModel(ParametrisedModule, abc.ABC):
 
 def _rebuild(kind: type[AnyModel], saved: _saving.SavedModel, modules: Mapping[str, nn.Module]) -> AnyModel:
     """Return the model of class ``kind`` in a file; raises whatever is wrong with it."""
+    origins = saved.config.pop("origins", None)
     model = kind.from_config(saved.config, saved.tensors, modules)
     _saving.apply_constraints(model, saved.config)
+    restore_origins(model, origins)
     _saving.check_fit(model, saved)
     # Checked before the weights of the caller's networks are overwritten.
     fault = _saving.find_fault(model, saved.tensors)

@@ -20,7 +20,7 @@ from lapgrad.distributed.group import Group, as_group
 from lapgrad.distributed.losses import sum_loss
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import has_joint_kernel
-from lapgrad.models import _checks, _inputs
+from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction
@@ -32,6 +32,7 @@ from lapgrad.models._state_space import reading as _reading
 from lapgrad.models._state_space import starts as _starts
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance, make_noise
+from lapgrad.models._state_space.forecasting_model import ForecastingModel
 from lapgrad.models._state_space.matrices import Matrices, set_covariance
 from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
@@ -43,7 +44,6 @@ from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback
 from lapgrad.models._training.result import FitResult
 from lapgrad.models.components.base import Component, Sum, describe_component, make_component
-from lapgrad.models.components.structural import use_later_inputs
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed
 
@@ -64,7 +64,7 @@ _ENTRIES = {
 _LBFGS_STEPS = 500
 
 
-class LinearGaussianSSM(NamedModel, PlottedModel, Model):
+class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
     """A linear Gaussian state space model of one or several series, learned by maximum likelihood.
 
     Args:
@@ -114,6 +114,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
     lengths: Tensor
     gaps: Tensor | None
     may_have_nan = frozenset({"y"})
+    reads_arrays = True
 
     def __init__(
         self,
@@ -160,10 +161,14 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         component.start_from(facts)
         scale = min(0.5, 0.3 * facts.step_variance / facts.variance)
         self.noise: Covariance | None = make_noise(who, noise_var, scale * variances, noise)
-        self.to(dtype=series.values.dtype, device=series.values.device)
+        held = (*self.parameters(), *component.buffers())
+        if any(t.dtype != self.y.dtype or t.device != self.y.device for t in held):
+            self.to(dtype=self.y.dtype, device=self.y.device)
         with torch.no_grad():
-            self._diffuse = self._choose_diffuse(float(variances.mean()))
-            self._check_diffuse()
+            matrices = self.matrices()
+            self._diffuse = self._choose_diffuse(matrices.block.B, facts.variance)
+            if not _diffuse.sees_all(matrices.block, self.y, self._diffuse.positions):
+                self._check_diffuse()
 
     @property
     def noise_var(self) -> Tensor:
@@ -197,10 +202,10 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
             block = set_covariance(block, P)
         return Matrices(block, R[None] if block.R is None else R + block.R)
 
-    def _choose_diffuse(self, variance: float) -> _diffuse.DiffuseStates:
+    def _choose_diffuse(self, B: Tensor, variance: float) -> _diffuse.DiffuseStates:
         flags = self.component.diffuse if self.diffuse_variance is None else ()
         positions = [i for i, flag in enumerate(flags) if flag]
-        return _diffuse.choose_scales(self.matrices().block.B, positions, variance)
+        return _diffuse.choose_scales(B, positions, variance)
 
     def _check_diffuse(self) -> None:
         """Raise a ``DomainError`` if the observations do not determine the diffuse states of a series."""
@@ -308,7 +313,10 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         if self.group is not None:
             evaluate = SharedEvaluation(self.group, self.loss, learned)
         elif has_joint_kernel(self.y) and type(self).loss is LinearGaussianSSM.loss:
-            evaluate = _likelihood.make_evaluation(self.matrices, self.y, self._diffuse, learned, numbers)
+            regular = self.component if self.gaps is None else None
+            evaluate = _likelihood.make_evaluation(
+                self.matrices, self.y, self._diffuse, learned, numbers, regular
+            )
         search = functools.partial(
             fit_series,
             type(self).__name__,
@@ -363,44 +371,6 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
         flat, batch = self._flatten(self.matrices(y.shape[1]), y)
         return _diffuse.run_filter(type(self).__name__, batch, flat, self._diffuse, y.shape[1]), flat
 
-    @torch.no_grad()
-    def forecast(self, steps: int, *, X: Any = None, noise: bool = True) -> Prediction:
-        """Return the distribution of the next observations of each series.
-
-        Args:
-            steps: How many times after the end of each series.
-            X: (steps, k), the inputs of the ``Regression`` at these times, if it has no rows for them; a
-                dictionary by label if there are several.
-            noise: Predict observations; False: predict the signal without the noise R.
-
-        Returns:
-            mean (steps,) and variance (steps,) of one series of numbers; (steps, p) and covariance (steps,
-            p, p) of one series of p values; with (N, ...) in front for several series. Of the kind of the
-            data, with an index that continues theirs.
-
-        Raises:
-            OptionError: steps is negative.
-            ShapeError: A component with inputs has none for these times.
-        """
-        steps = _time_series.check_steps(f"{type(self).__name__}.forecast", steps)
-        with use_later_inputs(f"{type(self).__name__}.forecast", self.component, X, self.y.shape[1], steps):
-            mean, covariance = self._forecast(steps, noise)
-        later = _reading.get_index(_reading.continue_labels(self.labels, steps, self.gaps))
-        found = self._shape_prediction(mean, covariance)
-        return Prediction(*(_inputs.write_array(part, self.origin, later) for part in found))
-
-    def _forecast(self, steps: int, noise: bool) -> tuple[Tensor, Tensor]:
-        run, flat = self._run_filter(steps)
-        mean, covariance = _inference.forecast_observations(run, flat, self.lengths, steps, noise=noise)
-        return mean + self._get_later_offset(len(run.steps), steps), covariance
-
-    def _get_later_offset(self, times: int, steps: int) -> Tensor | float:
-        offset = self.matrices(times).block.observation_offset
-        if offset is None:
-            return 0.0
-        flat = offset.expand(len(self.y), *offset.shape[-2:]) if offset.dim() == 2 else offset
-        return _time_series.gather_times(flat, _time_series.list_later_times(self.lengths, steps))
-
     def _shape_values(self, values: Tensor) -> Tensor:
         """Return values (N, T, p) in the shape of the data."""
         values = values[..., 0] if self.vector else values
@@ -414,28 +384,7 @@ class LinearGaussianSSM(NamedModel, PlottedModel, Model):
 
     def _write(self, values: Tensor) -> Any:
         """Return values in the shape of the data as an object of the kind of the data."""
-        return _inputs.write_array(values, self.origin)
-
-    @torch.no_grad()
-    def sample(self, steps: int, count: int = 1, *, generator: torch.Generator | int | None = None) -> Any:
-        """Return draws of the next observations, given the data: each is one path, with its own states.
-
-        Args:
-            steps: How many times after the end of each series.
-            count: How many paths.
-            generator: Source of randomness, or a seed; None: torch's own.
-
-        Returns:
-            (count, steps), with (N) before, and (p) after, for several series, and for several values.
-        """
-        who = f"{type(self).__name__}.sample"
-        steps = _time_series.check_steps(who, steps)
-        source = _checks.make_generator(who, generator, self.y.device)
-        run, flat = self._run_filter(steps)
-        drawn = _inference.draw_observations(run, flat, self.lengths, steps, count, source)
-        offset = self._get_later_offset(len(run.steps), steps)
-        drawn = self._shape_values(drawn + (offset if isinstance(offset, float) else offset[:, None]))
-        return drawn if self.origin.kind == "tensor" else drawn.cpu().numpy()
+        return _conversion.write_array(values, self.origin)
 
     @torch.no_grad()
     def decompose(self) -> list[Prediction]:

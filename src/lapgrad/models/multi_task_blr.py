@@ -227,19 +227,30 @@ class MultiTaskBLR(Model):
         return Prediction(mean.squeeze(-1).to(X_new.dtype), spread.to(X_new.dtype))
 
     def sample(
-        self, task: int, X_new: Tensor, count: int = 1, *, generator: torch.Generator | int | None = None
+        self,
+        task: int,
+        X_new: Tensor,
+        count: int = 1,
+        *,
+        noise: bool = False,
+        generator: torch.Generator | int | None = None,
     ) -> Tensor:
-        """Return draws (count, n') of f_t, each of one function at all new inputs.
+        """Return draws (count, n') of f_t (with ``noise``: of observations), each of one function.
 
         Args:
             task: Number of the task.
             X_new: (n', d) or (n',).
             count: How many draws.
+            noise: Draw observations.
             generator: Source of random numbers: a ``torch.Generator``, a seed, or None for torch's own.
         """
         posterior, design = self._prepare_prediction(task, self._check_new_inputs("sample", X_new))
         source = _checks.make_generator("MultiTaskBLR.sample", generator, self.X.device)
-        return multiply(design, posterior.sample(count, source)).squeeze(-1).to(X_new.dtype)
+        draws = multiply(design, posterior.sample(count, source)).squeeze(-1)
+        if noise:
+            normal = torch.randn(draws.shape, dtype=draws.dtype, device=draws.device, generator=source)
+            draws = draws + self._get_noise_var(task).sqrt() * normal
+        return draws.to(X_new.dtype)
 
     def log_prob(self, task: int, X_new: Tensor, y_new: Tensor, *, joint: bool = False) -> Tensor:
         """log p(y_new | X_new, data), the density of observations of a task at new inputs, noise included.

@@ -109,10 +109,10 @@ def test_against_the_joint_distribution(component: Component) -> None:
     mean, covariance = ahead.states(len(y))
     expected = ahead.H @ mean.reshape(-1)
     spread = ahead.H @ covariance @ ahead.H.mT
-    forecast = model.forecast(3)
+    forecast = model.forecast(3, noise=True)
     assert_close(forecast.mean, expected[-3:], ALL_TIMES_AT_ONCE)
     assert_close(forecast.variance, spread.diagonal()[-3:] + 0.1, ALL_TIMES_AT_ONCE)
-    assert_close(model.forecast(3, noise=False).variance, spread.diagonal()[-3:], ALL_TIMES_AT_ONCE)
+    assert_close(model.forecast(3).variance, spread.diagonal()[-3:], ALL_TIMES_AT_ONCE)
 
 
 def test_diffuse_states_are_the_limit_of_wide_priors(component: Component) -> None:
@@ -237,10 +237,11 @@ def test_series_of_vectors() -> None:
     assert batch.smooth().mean.shape == (2, 40, 2)
 
 
-def test_samples_have_the_moments_of_the_forecast() -> None:
+@pytest.mark.parametrize("noise", [False, True])
+def test_samples_have_the_moments_of_the_forecast(noise: bool) -> None:
     model = LinearGaussianSSM(series(), structural(), noise_var=0.1)
-    drawn = model.sample(3, 20_000, generator=3)
-    mean, variance = model.forecast(3)
+    drawn = model.sample(3, 20_000, noise=noise, generator=3)
+    mean, variance = model.forecast(3, noise=noise)
     error = variance.sqrt() / math.sqrt(20_000)
     assert ((drawn.mean(0) - mean).abs() < 5 * error).all()
     assert ((drawn.var(0) / variance - 1).abs() < 0.06).all()
@@ -434,7 +435,7 @@ def test_bad_steps() -> None:
 def test_one_observation_and_constant_series() -> None:
     one = LinearGaussianSSM(torch.tensor([3.0], dtype=DOUBLE, device=DEVICE), LocalLevel(0.5), noise_var=1.0)
     assert_close(one.forecast(1).mean, torch.tensor([3.0], dtype=DOUBLE, device=DEVICE))
-    assert_close(one.forecast(1).variance, torch.tensor([2.5], dtype=DOUBLE, device=DEVICE))
+    assert_close(one.forecast(1, noise=True).variance, torch.tensor([2.5], dtype=DOUBLE, device=DEVICE))
     constant = LinearGaussianSSM(torch.full((20,), 7.0, dtype=DOUBLE, device=DEVICE), LocalLevel())
     assert_close(constant.forecast(2).mean, torch.tensor([7.0, 7.0], dtype=DOUBLE, device=DEVICE))
 
@@ -469,7 +470,7 @@ def test_against_statsmodels(name: str) -> None:
         OTHER_IMPLEMENTATION,
     )
     assert_close(
-        model.forecast(5).variance,
+        model.forecast(5, noise=True).variance,
         torch.from_numpy(forecast.var_pred_mean).to(DEVICE),
         OTHER_IMPLEMENTATION,
     )

@@ -30,13 +30,17 @@ class Covariance(ParametrisedModule):
     def __init__(self, value: Value, *, diagonal: bool = False) -> None:
         super().__init__()
         tensor = torch.as_tensor(value, dtype=torch.float64).detach()
-        matrix = torch.diag(tensor) if tensor.dim() == 1 else tensor
-        if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        if tensor.dim() not in (1, 2) or tensor.shape[0] != tensor.shape[-1]:
             raise _exceptions.ShapeError(
                 f"Covariance: value must have shape (n, n) or (n,), got {tuple(tensor.shape)}."
             )
-        L = potrf(matrix)
         self.diagonal = diagonal
+        if tensor.dim() == 1 and bool((tensor > 0).all()):
+            self.deviations = tensor.sqrt()
+            if not diagonal:
+                self.below = tensor.new_zeros(len(tensor) * (len(tensor) - 1) // 2)
+            return
+        L = potrf(torch.diag(tensor) if tensor.dim() == 1 else tensor)
         self.deviations = L.diagonal()
         if not diagonal:
             rows, columns = torch.tril_indices(L.shape[0], L.shape[1], -1)

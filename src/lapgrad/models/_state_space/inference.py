@@ -90,9 +90,19 @@ def forecast_observations(
 
 
 def draw_observations(
-    run: FilterRun, flat: Operands, lengths: Tensor, steps: int, count: int, source: torch.Generator | None
+    run: FilterRun,
+    flat: Operands,
+    lengths: Tensor,
+    steps: int,
+    count: int,
+    source: torch.Generator | None,
+    *,
+    noise: bool,
 ) -> Tensor:
-    """Return ``count`` paths of the observations after the end, (N, count, steps, p), without offsets."""
+    """Return ``count`` paths of the signal or of observations after the end, (N, count, steps, p).
+
+    Offsets of the observations are left out.
+    """
     y, A, B, Q, R, _, _, c = flat
     N, _, p = y.shape
     after = _time_series.list_later_times(lengths, steps)
@@ -100,8 +110,8 @@ def draw_observations(
 
     def draw(mean: Tensor, covariance: Tensor) -> Tensor:
         """Return draws (N, count, k) for means (N, count, k) and covariances (N, k, k)."""
-        noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
-        return mean + multiply(noise, _sampling.compute_root(covariance).mT)
+        normal = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=source)
+        return mean + multiply(normal, _sampling.compute_root(covariance).mT)
 
     if steps:
         states = [
@@ -118,7 +128,8 @@ def draw_observations(
         A_k, B_k, Q_k, R_k, c_k = (
             _time_series.gather_times(X, after[:, k : k + 1])[:, 0] for X in (A, B, Q, R, c)
         )
-        drawn[:, :, k] = draw(multiply(h, B_k.mT), R_k)
+        signal = multiply(h, B_k.mT)
+        drawn[:, :, k] = draw(signal, R_k) if noise else signal
         h = draw(multiply(h, A_k.mT) + c_k[:, None], Q_k)
     return drawn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.diffuse import DiffuseStates
 from lapgrad.models._state_space.matrices import Matrices
 from lapgrad.models._state_space.starts import Array, LearnedNumber
+from lapgrad.models.components.base import Component
 
 #: Numbers of the linear map from variances to matrices, at most; a larger one is left to autograd.
 _LARGEST_MAP = 10_000_000
@@ -92,6 +94,11 @@ class SeriesEvaluation:
         ]
         return float(loss) - self._constant, join_parameters(gradients)
 
+    @staticmethod
+    def sum_values(values: Tensor) -> float:
+        """Return the sum of the values of all series."""
+        return values.item() if len(values) == 1 else float(values.sum())
+
     def prepare_operands(self) -> tuple[Tensor, ...]:
         """Return the operands of the registered operator."""
         matrices = self.make_matrices()
@@ -151,14 +158,12 @@ class VarianceEvaluation(SeriesEvaluation):
     Use ``make_evaluation``, which checks that a model is of this kind.
     """
 
-    def __init__(
-        self, general: SeriesEvaluation, flat: Sequence[Tensor], powers: Tensor, base: Tensor, E: Tensor
-    ) -> None:
+    def __init__(self, general: SeriesEvaluation, flat: Sequence[Tensor], linear: LinearMap) -> None:
         super().__init__(general.make_matrices, general.y, general.diffuse, general.parameters)
         # The filter reads its operands from one vector, and writes its gradients into another. NumPy needs
         # less time for
         # a few numbers than torch.
-        numbers, gradient = torch.empty_like(base), torch.empty_like(base)
+        numbers, gradient = torch.empty_like(linear.base), torch.empty_like(linear.base)
         operands = [operand.detach() for operand in flat]
         results: list[Tensor | None] = [None] * len(flat)
         for i, part in zip(_VARIANCES, _split_like(numbers, flat), strict=True):
@@ -167,13 +172,13 @@ class VarianceEvaluation(SeriesEvaluation):
             results[i] = part
         self._evaluate = prepare_gradient(operands, results)
         self._numbers, self._gradient = numbers.numpy(), gradient.numpy()
-        self._powers, self._base, self._E = powers.numpy(), base.numpy(), E.numpy()
+        self._powers, self._base, self._E = (part.numpy() for part in linear)
 
     def __call__(self, x: Array) -> tuple[float, Array]:
         """Return the loss and its gradient at parameters x (k,), all in one vector."""
         weights = np.exp(self._powers * x.astype(self._powers.dtype, copy=False))
         np.add(self._base, weights @ self._E, out=self._numbers)
-        loss = float(self._evaluate().sum()) - self._constant
+        loss = self.sum_values(self._evaluate()) - self._constant
         return loss, (self._powers * weights * (self._E @ self._gradient)).astype(np.float64, copy=False)
 
 
@@ -194,10 +199,15 @@ class LossEvaluation:
 
 def set_parameters(parameters: Sequence[nn.Parameter], x: Array) -> None:
     """Set parameters from one vector (k,)."""
-    parts = torch.from_numpy(x).split([parameter.numel() for parameter in parameters])
-    with torch.no_grad():
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
+    set_tensors(parameters, torch.from_numpy(x))
+
+
+@torch.no_grad()
+def set_tensors(parameters: Sequence[Tensor], x: Tensor) -> None:
+    """Set tensors from one vector (k,)."""
+    parts = x.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.copy_(part.view_as(parameter))
 
 
 def join_parameters(tensors: Sequence[Tensor]) -> Array:
@@ -221,6 +231,7 @@ def make_evaluation(
     diffuse: DiffuseStates,
     parameters: Sequence[nn.Parameter],
     numbers: Sequence[LearnedNumber],
+    component: Component | None,
 ) -> SeriesEvaluation:
     """Return the fastest evaluation that the model allows.
 
@@ -230,56 +241,73 @@ def make_evaluation(
         diffuse: The diffuse states.
         parameters: The tensors to differentiate with respect to.
         numbers: What their numbers are.
+        component: The component of a model at regular times; None: times are irregular.
     """
     general = SeriesEvaluation(make_matrices, y, diffuse, parameters)
     if not all(number.is_variance for number in numbers):
-        return general
+        from lapgrad.models._state_space.curved_evaluation import make_curved_evaluation
+
+        return (component and make_curved_evaluation(general, component, numbers)) or general
     with torch.enable_grad():
         flat = general.prepare_operands()
     others = [operand for i, operand in enumerate(flat) if i not in _VARIANCES]
     size = sum(flat[i].numel() for i in _VARIANCES)
     if any(operand.requires_grad for operand in others) or size * len(numbers) > _LARGEST_MAP:
         return general
-    k = y.new_tensor([number.power for number in numbers])
-    return _linearise(general, flat, k, size) or general
+    found = read_linear_map(general, range(len(numbers)), [number.power for number in numbers], _VARIANCES)
+    return general if found is None or len(found.base) != size else VarianceEvaluation(general, flat, found)
+
+
+class LinearMap(NamedTuple):
+    """[... Q R P] = base + wᵀ E, with the weights w = exp(powers · raw) of k variances."""
+
+    powers: Tensor
+    base: Tensor
+    E: Tensor
 
 
 @torch.no_grad()
-def _linearise(
-    general: SeriesEvaluation, flat: Sequence[Tensor], k: Tensor, size: int
-) -> VarianceEvaluation | None:
-    """Return an evaluation by the linear map from variances to matrices; None: it is not linear.
+def read_linear_map(
+    general: SeriesEvaluation, coordinates: Sequence[int], powers: Sequence[float], operands: Sequence[int]
+) -> LinearMap | None:
+    """Return the linear map from variances to some operands; None: it is not linear.
 
-    The map is read off at raw = 0 for all, and at raw = log 2 / k for one at a time, which doubles its
-    weight. It must
-    give the matrices at the present parameters.
+    The map is read off at raw = 0 for all variances, and at raw = log 2 / power for one at a time, which
+    doubles its weight. It must give the matrices at the present parameters.
+
+    Args:
+        general: Computes the matrices.
+        coordinates: Which of the learned numbers are variances; the others stay.
+        powers: exp(power · raw) is the variance.
+        operands: Positions of the operands.
     """
     parameters = general.parameters
     kept = torch.cat([parameter.flatten() for parameter in parameters])
+    k = kept.new_tensor(powers)
 
     def compute(raw: Tensor) -> Tensor:
-        for parameter, part in zip(parameters, raw.split([q.numel() for q in parameters]), strict=True):
-            parameter.copy_(part.view_as(parameter))
+        set_tensors(parameters, raw)
         block, R = general.make_matrices()
         P = general.diffuse.make_prior(block.m, block.P)[1]
-        return torch.cat((block.Q.flatten(), R.flatten(), P.flatten()))
+        found = {1: block.A, 3: block.Q, 4: R, 6: P}
+        return torch.cat([found[i].flatten() for i in operands])
 
     wanted = compute(kept)
-    if len(wanted) != size:
-        return None
-    at_ones = compute(torch.zeros_like(kept))
-    E = k.new_empty(len(k), size)
-    for i in range(len(k)):
-        raw = torch.zeros_like(kept)
-        raw[i] = 0.6931471805599453 / float(k[i])
-        E[i] = compute(raw) - at_ones
+    plain = kept.clone()
+    plain[coordinates] = 0.0
+    at_ones = compute(plain)
+    E = wanted.new_empty(len(k), len(wanted))
+    for row, i in enumerate(coordinates):
+        raw = plain.clone()
+        raw[i] = 0.6931471805599453 / powers[row]
+        E[row] = compute(raw) - at_ones
+    set_tensors(parameters, kept)
     # Products of small integers and powers of 2 are exact, and rounding errors of others are cut off.
     E[E.abs() < 1e-12 * E.abs().amax()] = 0.0
     base = at_ones - E.sum(0)
     base[base.abs() < 1e-12 * at_ones.abs().amax()] = 0.0
-    compute(kept)
-    found = base + torch.exp(k * kept) @ E
+    found = base + torch.exp(k * kept[coordinates]) @ E
     tolerance = 64 * torch.finfo(k.dtype).eps
     if bool(((found - wanted).abs() > tolerance * wanted.abs() + tolerance * 1e-3 * base.abs()).any()):
         return None
-    return VarianceEvaluation(general, flat, k, base, E)
+    return LinearMap(k, base, E)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _exceptions
-from lapgrad.models._inputs import Origin
+from lapgrad.models._arrays.conversion import Origin
 from lapgrad.models._prediction import Prediction
 from lapgrad.models._products import multiply
 from lapgrad.models._state_space import drawing as _drawing

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lapgrad import _exceptions
-from lapgrad.models import _inputs
-from lapgrad.models._inputs import Origin
+from lapgrad.models._arrays import conversion as _conversion
+from lapgrad.models._arrays.conversion import Origin
 from lapgrad.models._state_space.time_series import Series, pad_series
 from lapgrad.models._storage.entries import TEXT, check_entries
 
@@ -77,14 +77,14 @@ def read_series(who: str, y: Any, times: Any = None) -> SeriesInput:
         ShapeError: times has another length.
         OptionError: times do not increase, or there are several series.
     """
-    if not _inputs.is_arraylike(y) and isinstance(y, list | tuple) and not (y and np.isscalar(y[0])):
+    if not _conversion.is_arraylike(y) and isinstance(y, list | tuple) and not (y and np.isscalar(y[0])):
         if times is not None:
             raise _exceptions.OptionError(f"{who}: times are for a single series.")
-        parts = [_inputs.read_array(who, part, f"y[{i}]") for i, part in enumerate(y)]
+        parts = [_conversion.read_array(who, part, f"y[{i}]") for i, part in enumerate(y)]
         kinds = {origin.kind for _, origin in parts}
         origin = Origin("tensor" if kinds <= {"tensor"} else "array")
         return SeriesInput(pad_series(who, [tensor for tensor, _ in parts]), origin, None, None)
-    values, origin = _inputs.read_array(who, y, "y")
+    values, origin = _conversion.read_array(who, y, "y")
     labels = origin.index if times is None else times
     if labels is None or values.dim() > 2:
         if times is not None:
@@ -109,12 +109,12 @@ def continue_labels(labels: Any, steps: int, gaps: Tensor | None) -> Any:
     if labels is None:
         return None
     if hasattr(labels, "to_numpy"):
-        found = _inputs.extend_index(labels, steps)
+        found = _conversion.extend_index(labels, steps)
         if found is not None:
             return found
         if getattr(labels.dtype, "kind", "") not in "iufM":
             return None
-    array = _inputs.get_coordinates(labels)
+    array = _conversion.get_coordinates(labels)
     if array is None or len(array) == 0:
         return None
     if len(array) > 1:
@@ -135,7 +135,7 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
         return (*_fill(values, labels, grid), None)
     if pandas is not None and isinstance(labels, pandas.DatetimeIndex):
         _check_order(who, np.diff(labels.asi8))
-        if len(labels) < 3 or _inputs.find_frequency(labels) is not None:
+        if len(labels) < 3 or _conversion.find_frequency(labels) is not None:
             return values, labels, None
         for frequency in _FREQUENCIES:
             grid = pandas.date_range(labels[0], labels[-1], freq=frequency)
@@ -205,8 +205,8 @@ def _check_order(who: str, steps: Any) -> None:
 
 def get_plot_coordinates(labels: Any, length: int, steps: int, gaps: Tensor | None) -> Any:
     """Return coordinates (length + steps,) of a time axis: labels as they continue, else 0, 1, 2, ..."""
-    known = _inputs.get_coordinates(labels)
-    later = _inputs.get_coordinates(continue_labels(labels, steps, gaps)) if steps else None
+    known = _conversion.get_coordinates(labels)
+    later = _conversion.get_coordinates(continue_labels(labels, steps, gaps)) if steps else None
     if known is None or len(known) < length or (steps and later is None):
         return np.arange(length + steps)
     return known[:length] if later is None else np.concatenate((known[:length], later))
@@ -219,7 +219,7 @@ def describe_labels(origin: Origin, labels: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": origin.kind}
     if origin.columns is not None and all(isinstance(name, str) for name in origin.columns):
         found["columns"] = list(origin.columns)
-    array = _inputs.get_coordinates(labels)
+    array = _conversion.get_coordinates(labels)
     if array is not None and array.dtype.kind == "M":
         found["dates"] = [str(date) for date in array.astype("datetime64[ns]")]
         found["frequency"] = getattr(labels, "freqstr", None)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lapgrad import _exceptions
 from lapgrad.models._parameters import ParametrisedModule, Value
+from lapgrad.models._state_space.curved_block import Array, CurvedBlock
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._storage.entries import PART, PARTS, TEXT, Entry, check_entries
 
@@ -51,6 +52,7 @@ class Component(ParametrisedModule, abc.ABC):
         diffuse: For each state, whether its prior is flat: nothing is known before the first observation.
         label: What the component is called in the names of its hyper-parameters, such as
             ``seasonal.variance``.
+        curved: Names of the hyper-parameters, other than ``variance``, that ``curve`` is a function of.
         config_entries: The entries of ``config``, which ``from_config`` checks.
     """
 
@@ -60,6 +62,7 @@ class Component(ParametrisedModule, abc.ABC):
     observations: int = 1
     label: str = "component"
     diffuse: tuple[bool, ...]
+    curved: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -103,6 +106,10 @@ class Component(ParametrisedModule, abc.ABC):
         """Return a component of this description; the values of its parameters are filled in later."""
         check_entries(config, cls.config_entries, f"the component {cls.__name__}")
         return cls(**config)
+
+    def curve(self, raw: Array) -> CurvedBlock | None:
+        """Return the matrices at raw values (k,) of the ``curved`` hyper-parameters; None: by autograd."""
+        return None
 
     def prepare(self, variance: float) -> None:
         """Choose the hyper-parameters that the constructor got as None, for data of this variance."""

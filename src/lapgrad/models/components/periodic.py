@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _exceptions
 from lapgrad.models._parameters import Hyperparameter, Value, bounded
+from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, NUMBERS, Entry
@@ -160,6 +162,7 @@ class Cycle(Component):
         if stationary and not damped:
             raise _exceptions.OptionError("Cycle: only a damped cycle can be stationary.")
         self.damped, self.stationary, self.diffuse = damped, stationary, (not stationary,) * 2
+        self.curved = ("frequency", "damping") if damped else ("frequency",)
         self._needs_period = period is None
         self.period = math.sqrt(low * high) if period is None else period
         self._set_or_defer({"variance": variance})
@@ -182,6 +185,22 @@ class Cycle(Component):
     def block_between(self, gaps: Tensor) -> Block:
         """Return the matrices for steps of these lengths (T,)."""
         return self._make_block(gaps)
+
+    def curve(self, raw: Array) -> CurvedBlock:
+        """Return damping times a rotation, and the stationary distribution, with their derivatives."""
+        angle, of_angle = squash(raw[:1], *self.frequency_bounds)
+        damping, of_damping = squash(raw[1:], 0.0, 1.0) if self.damped else (np.ones(1), np.ones(1))
+        cosine, sine = math.cos(angle[0]), math.sin(angle[0])
+        rotation = np.array([[cosine, sine], [-sine, cosine]])
+        turned = np.array([[-sine, cosine], [-cosine, -sine]])
+        gradient = np.stack((of_angle * damping * turned, of_damping * rotation))
+        prior, gradient_of_prior = np.zeros((2, 2)), np.zeros((2, 2, 2))
+        if self.stationary:
+            lost = 1.0 - damping[0] ** 2
+            prior = np.eye(2) / lost
+            gradient_of_prior[1] = of_damping * 2.0 * damping / lost * prior
+        k = len(raw)
+        return CurvedBlock(damping * rotation, gradient[:k], prior, gradient_of_prior[:k])
 
     def _make_block(self, gaps: Tensor) -> Block:
         # In a step of length g: A = damping^g · rotation, Q = variance (1 - damping^2g) / (1 - damping^2).

@@ -6,13 +6,16 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lapgrad import _errors, _exceptions
 from lapgrad._torch import lu as _torch_lu
-from lapgrad.models import _checks, _inputs
+from lapgrad.models import _checks
+from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._parameters import Value, bounded
+from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
@@ -186,6 +189,7 @@ class AR(Component):
     label = "ar"
     variance = make_variance()
     partial = bounded(-1.0, 1.0)
+    curved = ("partial",)
 
     def __init__(self, order: int = 1, variance: Value | None = None) -> None:
         super().__init__()
@@ -217,6 +221,25 @@ class AR(Component):
         system = torch.eye(n * n, dtype=wide.dtype, device=A.device) - torch.kron(wide, wide)
         P = _torch_lu.solve(system, Q.double().reshape(-1, 1)).view(n, n).to(A.dtype)
         return Block(A[None], first[None], Q[None], variance.new_zeros(n), 0.5 * (P + P.mT))
+
+    def curve(self, raw: Array) -> CurvedBlock:
+        """Return the companion matrix and the stationary distribution, with their derivatives."""
+        n = self.order
+        partial, slopes = squash(raw, -1.0, 1.0)
+        found, gradient = partial[:1], np.diag(slopes)[:, :1]
+        for k in range(1, n):
+            last, of_last = partial[k], np.diag(slopes)[:, k : k + 1]
+            gradient = np.hstack((gradient - of_last * found[::-1] - last * gradient[:, ::-1], of_last))
+            found = np.append(found - last * found[::-1], last)
+        A, gradient_of_A = np.eye(n, k=-1), np.zeros((n, n, n))
+        A[0], gradient_of_A[:, 0] = found, gradient
+        # P = A P Aᵀ + e eᵀ, and dP = A dP Aᵀ + dA P Aᵀ + A P dAᵀ.
+        inverse = np.linalg.inv(np.eye(n * n) - np.kron(A, A))
+        P = inverse[:, 0].reshape(n, n)
+        P = 0.5 * (P + P.T)
+        half = gradient_of_A @ (P @ A.T)
+        gradient_of_P = ((half + half.transpose(0, 2, 1)).reshape(n, -1) @ inverse.T).reshape(n, n, n)
+        return CurvedBlock(A, gradient_of_A, P, gradient_of_P)
 
     def block_between(self, gaps: Tensor) -> Block:
         """Return the matrices in continuous time, of order 1: it decays by coefficient^gap."""
@@ -253,7 +276,7 @@ class Regression(Component):
 
     def __init__(self, X: Any, variance: Value | None = None) -> None:
         super().__init__()
-        rows, _ = _inputs.read_array("Regression", X, "X")
+        rows, _ = _conversion.read_array("Regression", X, "X")
         self.register_buffer("X", _checks.check_inputs("Regression", rows).detach().clone())
         self.states = self.X.shape[1]
         self.diffuse = (True,) * self.states
@@ -263,7 +286,7 @@ class Regression(Component):
 
     def append_rows(self, who: str, X: Any, times: int, steps: int) -> None:
         """Set the rows after the first ``times`` to ``steps`` rows X (steps, k)."""
-        rows, _ = _inputs.read_array(who, X, "X")
+        rows, _ = _conversion.read_array(who, X, "X")
         rows = _checks.check_inputs(who, rows.to(self.X), columns=self.states, empty=True)
         if len(rows) != steps:
             raise _exceptions.ShapeError(

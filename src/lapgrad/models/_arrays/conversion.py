@@ -1,19 +1,16 @@
-"""NumPy arrays and pandas objects as input and output of models, without a dependency on pandas.
+"""Arrays of NumPy and objects of pandas as tensors, and back; pandas is no dependency.
 
-Three functions are all that a model needs:
-
-    tensor, origin = read_array(who, value, name)      tensors, arrays, Series and DataFrames, lists of
-    numbers
+    tensor, origin = read_array(who, value, name)      tensors, arrays, Series, DataFrames, lists of numbers
     value = write_array(tensor, origin)                the same kind of object, with the index of the origin
     value = write_array(tensor, origin, index)         or with another index, such as that of a forecast
 
 ``Origin`` remembers what kind of object it was, its index and its column names; ``extend_index`` continues an
 index after its end, and ``get_coordinates`` returns what matplotlib draws an axis by. A tensor passes through
-as it is: its dtype, device and graph are kept.
+as it is: its dtype, device and graph are kept. Dates become days since 1970, the numbers that matplotlib has
+for them.
 
 Objects of pandas are recognised by their attributes. pandas itself is only looked up among the modules that
-the
-program has already imported, which it has if it holds one of its objects.
+the program has already imported, which it has if it holds one of its objects.
 """
 
 from __future__ import annotations
@@ -36,11 +33,13 @@ class Origin(NamedTuple):
         kind: "tensor", "array" or "frame" (of pandas).
         index: The index of a Series or DataFrame, else None.
         columns: The names of the columns of a DataFrame, the name of a Series in a list, else None.
+        has_dates: Whether all its columns are dates.
     """
 
     kind: str = "tensor"
     index: Any = None
     columns: list[Any] | None = None
+    has_dates: bool = False
 
 
 TENSOR = Origin()
@@ -51,9 +50,9 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
 
     Args:
         who: Name of the model or function, for messages.
-        value: A tensor; an array of NumPy, or what has ``__array__``; a Series or DataFrame of pandas; nested
-            lists of numbers. Integers, booleans and half precision become float64 (tensors are left as they
-            are); float32 and float64 are kept. Missing values become NaN.
+        value: A tensor; an array of NumPy, or what has ``__array__``; a Series, DataFrame or index of pandas;
+            nested lists of numbers. Integers, booleans, half precision and dates become float64 (tensors are
+            left as they are); float32 and float64 are kept. Missing values become NaN.
         name: Name of the argument, for messages.
 
     Raises:
@@ -63,12 +62,9 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
         return value, TENSOR
     origin = _describe(value)
     try:
-        # In pandas columns may have types of their own with missing values that are no NaN.
-        array = (
-            value.to_numpy(dtype=_choose_dtype(value), na_value=np.nan)
-            if origin.kind == "frame"
-            else np.asarray(value)
-        )
+        array = _read_frame(value) if origin.kind == "frame" else np.asarray(value)
+        if array.dtype.kind == "M":
+            array, origin = _count_days(array), origin._replace(has_dates=True)
         if array.dtype not in (np.float32, np.float64):
             array = _convert_numbers(array)
     except (TypeError, ValueError) as error:
@@ -85,9 +81,14 @@ def is_frame(value: Any) -> bool:
     return hasattr(value, "to_numpy") and hasattr(value, "index") and hasattr(value, "iloc")
 
 
+def is_index(value: Any) -> bool:
+    """Return whether ``value`` is an index of pandas, such as dates."""
+    return hasattr(value, "to_numpy") and hasattr(value, "get_indexer")
+
+
 def is_arraylike(value: Any) -> bool:
     """Return whether ``value`` is one array, and not a list of several: a tensor, an array, or of pandas."""
-    return isinstance(value, Tensor | np.ndarray) or is_frame(value)
+    return isinstance(value, Tensor | np.ndarray) or is_frame(value) or is_index(value)
 
 
 def write_array(tensor: Tensor, origin: Origin, index: Any = None) -> Any:
@@ -99,9 +100,11 @@ def write_array(tensor: Tensor, origin: Origin, index: Any = None) -> Any:
         origin: What the data of the model were read from.
         index: The index of the rows; None: that of the origin, if its length fits.
     """
-    if origin.kind == "tensor":
-        return tensor
-    array = tensor.detach().cpu().numpy()
+    return tensor if origin.kind == "tensor" else label_rows(tensor.detach().cpu().numpy(), origin, index)
+
+
+def label_rows(array: Any, origin: Origin, index: Any = None) -> Any:
+    """Return an array of NumPy as an object of the kind of ``origin``: see ``write_array``."""
     index = origin.index if index is None else index
     pandas = sys.modules.get("pandas")
     if (
@@ -113,7 +116,8 @@ def write_array(tensor: Tensor, origin: Origin, index: Any = None) -> Any:
     ):
         return array
     if array.ndim == 1:
-        return pandas.Series(array, index=index, name=origin.columns[0] if origin.columns else None)
+        name = origin.columns[0] if origin.columns and len(origin.columns) == 1 else None
+        return pandas.Series(array, index=index, name=name)
     fits = origin.columns is not None and len(origin.columns) == array.shape[1]
     return pandas.DataFrame(array, index=index, columns=origin.columns if fits else None)
 
@@ -163,10 +167,49 @@ def get_coordinates(index: Any) -> Any:
 
 
 def _describe(value: Any) -> Origin:
+    if is_index(value):
+        return Origin("frame", value, [value.name])
     if not is_frame(value):
         return Origin("array")
     columns = list(value.columns) if hasattr(value, "columns") else [getattr(value, "name", None)]
     return Origin("frame", value.index, columns)
+
+
+def _read_frame(value: Any) -> Any:
+    """Return the numbers, or dates, of an object of pandas."""
+    if is_index(value):
+        return _read_dates(value) if _holds_dates(value) else np.asarray(value)
+    if not hasattr(value, "dtypes") or not hasattr(value, "columns"):
+        if _holds_dates(value):
+            return _read_dates(sys.modules["pandas"].Index(value))
+        # Columns may have types of their own with missing values that are no NaN.
+        return value.to_numpy(dtype=_choose_dtype(value), na_value=np.nan)
+    dates = [_holds_dates(value.iloc[:, i]) for i in range(value.shape[1])]
+    if not any(dates):
+        return value.to_numpy(dtype=_choose_dtype(value), na_value=np.nan)
+    columns = [_read_frame(value.iloc[:, i]) for i in range(value.shape[1])]
+    if not all(dates):
+        columns = [_count_days(column) if column.dtype.kind == "M" else column for column in columns]
+    return np.stack(columns, 1)
+
+
+def _holds_dates(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")).startswith(("datetime64", "period"))
+
+
+def _read_dates(index: Any) -> Any:
+    """Return an index of dates or periods as dates of NumPy, in universal time."""
+    if hasattr(index, "to_timestamp"):
+        index = index.to_timestamp()
+    if getattr(index, "tz", None) is not None:
+        index = index.tz_convert(None)
+    return np.asarray(index, dtype="datetime64[ns]")
+
+
+def _count_days(dates: Any) -> Any:
+    """Return dates as days since 1970; those that are missing as NaN."""
+    days = (dates - np.datetime64(0, "s")) / np.timedelta64(1, "D")
+    return days.astype(np.float64)
 
 
 def _choose_dtype(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Arrays of NumPy and objects of pandas in and out of models."""
