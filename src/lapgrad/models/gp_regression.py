@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _errors, _exceptions
+from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused.mvn_nll import mvn_nll
@@ -32,6 +32,7 @@ from lapgrad.models._gp.grid import GridPosterior, WithGrid, evaluate_criterion,
 from lapgrad.models._gp.leave_one_out import LeaveOneOut, compute_leave_one_out, compute_loo_nll
 from lapgrad.models._gp.mean_functions import WithMeanFunction, find_mean
 from lapgrad.models._gp.noise import WithNoise
+from lapgrad.models._gp.objective import WithCriterion
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
 from lapgrad.models._prediction import Prediction, compute_log_density
@@ -44,10 +45,8 @@ from lapgrad.models.kernels.combinations import find_term
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
 
-_CRITERIA = ("likelihood", "leave-one-out")
 _CHUNK_ELEMENTS = 1 << 24
 """Entries of the matrix k(X, X_new) if ``predict`` chooses the chunks: 128 MB in float64."""
-
 
 #: The entries of the description in a file.
 _ENTRIES = {
@@ -59,9 +58,9 @@ _ENTRIES = {
 
 
 class GPRegression(
-    StandardisedRegression, WithMeanFunction, WithNoise, WithGrid, ReplayableLikelihood, Model
+    StandardisedRegression, WithMeanFunction, WithNoise, WithCriterion, WithGrid, ReplayableLikelihood, Model
 ):
-    """Exact Gaussian process regression with noise: learns hyper-parameters by maximum marginal likelihood.
+    """Exact Gaussian process regression with noise: learns hyper-parameters by the marginal likelihood.
 
     Value and gradient of the loss take n³ flops, and two to three n² buffers; on a GPU little more than one.
 
@@ -123,7 +122,7 @@ class GPRegression(
         self.vector = isinstance(y, Tensor) and y.dim() == 1
         X = _checks.check_inputs(who, X)
         y = _checks.check_targets(who, y, X)
-        self.normalise, self.criterion = normalise, "likelihood"
+        self.normalise = normalise
         self.register_buffer("X", X.detach().clone())
         self.register_buffer("y", y.detach().clone())
         _scaling.register_scaling(self, "x", self.X, normalise)
@@ -135,6 +134,7 @@ class GPRegression(
         self.to(dtype=X.dtype, device=X.device)
         self.kernel.start_from_data(inputs, self._compute_residuals(inputs).detach())
         self.to(dtype=X.dtype, device=X.device)
+        self.set_criterion("likelihood", inputs)
         self._posterior: CachedValue[ExactPosterior | GridPosterior] = CachedValue()
         self.evaluation = Evaluation()
         self.distributed = distributed
@@ -192,25 +192,23 @@ class GPRegression(
 
     def compute_objective(self) -> Tensor:
         """Return what a fit minimises: the criterion, minus the log densities of priors."""
-        value = self.loss() if self.criterion == "likelihood" else self.loo_loss()
-        return value - self.log_prior() if self.has_priors() else value
+        return self.add_priors(self.loo_loss() if self.criterion == "leave-one-out" else self.loss())
 
     def compute_objectives(self, batch: torch.Size) -> Tensor:
         """Return what a fit minimises, (*batch), for a batch of hyper-parameters: see ``compute_losses``."""
-        compute = self.compute_losses if self.criterion == "likelihood" else self._compute_loo_losses
-        losses = compute(batch)
-        return losses - self.log_prior(len(batch)) if self.has_priors() else losses
+        compute = self._compute_loo_losses if self.criterion == "leave-one-out" else self.compute_losses
+        return self.add_priors(compute(batch), len(batch))
 
     def fit(
         self,
         optimizer: str = "lbfgs",
         *,
         starts: int | None = None,
-        criterion: str = "likelihood",
+        criterion: str = "regularised",
         generator: torch.Generator | int | None = 0,
         **options: Any,
     ) -> FitResult:
-        """Learn the parameters: minimise ``loss()`` over those that require gradients.
+        """Learn the parameters: minimise ``loss()``, with a weak prior, over those that require gradients.
 
         Args:
             optimizer: "lbfgs", or "adam" (for networks).
@@ -219,16 +217,16 @@ class GPRegression(
                 best one is learned to the end. 1: those of the model only. None: those of the model, and
                 (unless ``steps``, ``callback`` or networks are given) a second start, found on some of the
                 rows.
-            criterion: "likelihood" (``loss()``) or "leave-one-out" (``loo_loss()``).
+            criterion: "likelihood" (``loss()``), "leave-one-out" (``loo_loss()``), or "regularised": the
+                likelihood, times a weak prior of lengthscales if there is one per dimension, around the
+                deviations of inputs; other data are then predicted better. ``set_prior`` replaces it.
             generator: Source of random numbers for the starts, or a seed; None: torch's own.
             **options: See ``Model.fit``, also for the result and for errors.
 
         Warns:
             FitWarning: The fit explains nothing: noise alone would be as likely.
         """
-        if criterion not in _CRITERIA:
-            raise _errors.unknown_option(f"{type(self).__name__}.fit", "criterion", criterion, _CRITERIA)
-        self.criterion = criterion
+        self.set_criterion(criterion, self._scale_inputs(self.X))
         return _starts.fit_from_several(self, super().fit, optimizer, starts, generator, options)
 
     def get_scales_of_parameters(self) -> dict[str, Tensor]:
@@ -242,13 +240,14 @@ class GPRegression(
     def check_fit(self, result: FitResult) -> None:
         """Warn (``FitWarning``) if a fit that has converged explains nothing: noise would be as likely."""
         is_comparable = (
-            self.point_noise is None and self.mean_module is None and self.criterion == "likelihood"
+            self.point_noise is None and self.mean_module is None and self.criterion != "leave-one-out"
         )
         if not result.converged or self.has_priors() or not is_comparable:
             return
         centred = self.y - self.y.mean(0) if self.has_constant_mean() else self.y
         variance = centred.detach().double().square().mean().item()
-        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred.numel(), variance, result.loss)
+        loss = result.loss - self.measure_weak_priors()
+        _explanation.warn_if_nothing_is_explained(type(self).__name__, centred.numel(), variance, loss)
 
     def predict(
         self,

@@ -24,7 +24,7 @@ class ReplayableLikelihood(nn.Module):
 
     Attributes:
         evaluation: Where checks of the loss go while a graph is recorded.
-        criterion: What is learned: "likelihood", or something else that is not recorded.
+        criterion: What is learned; "leave-one-out" is not recorded.
         distributed: The grid of processes over which the covariance is spread; None: one process.
     """
 
@@ -41,7 +41,7 @@ class ReplayableLikelihood(nn.Module):
         It may if model and kernel consist of classes of lapgrad and torch (code of users may do something
         else in each evaluation), the GPU knows the formula of the kernel, and observations are not too many.
         """
-        if self.criterion != "likelihood" or len(self.X) > _LARGEST_RECORDED:
+        if self.criterion == "leave-one-out" or len(self.X) > _LARGEST_RECORDED:
             return False
         if self.distributed is not None:  # processes wait for each other in each evaluation
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 import torch
@@ -164,6 +164,13 @@ class Kernel(ParametrisedModule, abc.ABC):
         """Call ``start`` with the columns in ``active_dims``: for kernels that start their parts."""
         self.start(self._select_columns(X), y, variance)
         get_names_not_given(self).clear()
+
+    def iterate_parts(self, X: Tensor) -> Iterator[tuple[Kernel, Tensor]]:
+        """Yield the parts that a kernel of points X (n, d) consists of, each with the columns that it uses.
+
+        Default: the kernel itself.
+        """
+        yield self, self._select_columns(X)
 
     def __getitem__(self, name: str) -> Kernel:
         """Return the part of this name.

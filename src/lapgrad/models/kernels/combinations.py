@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -45,6 +45,11 @@ class _Combination(Kernel):
     @abc.abstractmethod
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
         """Start all parts."""
+
+    def iterate_parts(self, X: Tensor) -> Iterator[tuple[Kernel, Tensor]]:
+        """Yield the parts of all parts."""
+        for part in self.kernels():
+            yield from part.iterate_parts(self._select_columns(X))
 
     def kernels(self) -> list[Kernel]:
         """The parts."""
@@ -214,6 +219,10 @@ class Power(Kernel):
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
         """Start ``base`` with the root of the variance."""
         self.base.start_part(X, y, variance ** (1.0 / self.exponent))
+
+    def iterate_parts(self, X: Tensor) -> Iterator[tuple[Kernel, Tensor]]:
+        """Yield the parts of ``base``."""
+        return self.base.iterate_parts(self._select_columns(X))
 
     def embed(self, X: Tensor) -> Tree:
         """The features of ``base``."""

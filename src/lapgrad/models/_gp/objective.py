@@ -1,0 +1,94 @@
+"""What a fit of exact Gaussian process regression minimises: a criterion, and priors of hyper-parameters.
+
+With one lengthscale per dimension, the maximum of the likelihood follows accidents of the data: lengthscales
+of dimensions that do not matter run away to infinity, and others become so short that they explain noise.
+The default criterion gives them a weak prior,
+
+    log l_j ~ N(log(√d s_j), 0.7²),    s_j: standard deviation of input j
+
+the same in all units. Lengthscales with a prior of the user, and single ones, keep what they have.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lapgrad import _errors
+from lapgrad.models._parameters import ParametrisedModule, get_priors
+from lapgrad.models.kernels._start import compute_lengthscale
+from lapgrad.models.kernels.base import Kernel
+from lapgrad.models.kernels.stationary import Stationary
+
+CRITERIA = ("regularised", "likelihood", "leave-one-out")
+_DEVIATION = 0.7
+"""Of the logarithms of lengthscales: of 0.7, 1, 1.4 and 2 the one that predicts other data best."""
+
+
+class WeakPrior(NamedTuple):
+    """A prior of the lengthscales of one kernel.
+
+    Attributes:
+        kernel: Has the lengthscales.
+        centre: (d,), the mean of their logarithms.
+    """
+
+    kernel: Stationary
+    centre: Tensor
+
+    def compute_penalty(self, batch: int) -> Tensor:
+        """Return minus the log density of the logarithms, without constants, (*batch)."""
+        logarithms = self.kernel.lengthscale.log()
+        deviations = (logarithms - self.centre.to(logarithms)) / _DEVIATION
+        return 0.5 * deviations.square().flatten(batch).sum(-1)
+
+
+class WithCriterion(ParametrisedModule):
+    """A mixin for models with a kernel, a likelihood and a leave-one-out criterion.
+
+    Attributes:
+        criterion: What a fit minimises, one of ``CRITERIA``.
+    """
+
+    kernel: Kernel
+    criterion: str
+    _weak_priors: list[WeakPrior]
+
+    def set_criterion(self, criterion: str, inputs: Tensor) -> None:
+        """Choose what a fit minimises; ``inputs`` (n, d) are those that the kernel gets."""
+        if criterion not in CRITERIA:
+            raise _errors.unknown_option(f"{type(self).__name__}.fit", "criterion", criterion, CRITERIA)
+        self.criterion = criterion
+        self._weak_priors = find_weak_priors(self.kernel, inputs) if criterion == "regularised" else []
+
+    def add_priors(self, value: Tensor, batch: int = 0) -> Tensor:
+        """Return the value of a criterion, (*batch), minus the log densities of hyper-parameters.
+
+        Args:
+            value: Of the criterion.
+            batch: How many leading dimensions of all hyper-parameters are those of a batch of models.
+        """
+        value = value - self.log_prior(batch) if self.has_priors() else value
+        for prior in self._weak_priors:
+            value = value + prior.compute_penalty(batch)
+        return value
+
+    @torch.no_grad()
+    def measure_weak_priors(self) -> float:
+        """Return how much of the last objective are weak priors, at the present hyper-parameters."""
+        return sum(float(prior.compute_penalty(0)) for prior in self._weak_priors)
+
+
+@torch.no_grad()
+def find_weak_priors(kernel: Kernel, inputs: Tensor) -> list[WeakPrior]:
+    """Return a weak prior for each part of a kernel that learns several lengthscales, and has no prior."""
+    found = []
+    for part, columns in kernel.iterate_parts(inputs):
+        if not isinstance(part, Stationary) or "lengthscale" in get_priors(part):
+            continue
+        raw = part.get_parameter("raw_lengthscale")
+        if raw.requires_grad and raw.dim() == 1 and len(raw) > 1:
+            found.append(WeakPrior(part, compute_lengthscale(columns, True).log()))
+    return found
