@@ -41,7 +41,7 @@ def kalman_nll(
     directions = torch.eye(n, dtype=y.dtype, device=y.device)[:, :diffuse]
     m = torch.cat((m[..., None], directions.expand(*m.shape[:-1], n, diffuse)), -1)
     first = torch.eye(1, 1 + diffuse, dtype=y.dtype, device=y.device)
-    G = 0.0
+    innovations = []
     for t in range(times):
         # (torch.linalg.solve and torch.logdet have wrong tangents of tangents.)
         L = torch.linalg.cholesky(at(B, t) @ P @ at(B, t).mT + at(R, t))
@@ -50,14 +50,16 @@ def kalman_nll(
         W = torch.linalg.solve_triangular(L, at(B, t) @ P, upper=False)
         half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         s = s + half_logdet + 0.5 * p * math.log(2 * math.pi)
-        G = G + z.mT @ z
+        innovations.append(z)
         m, P = m + W.mT @ z, P - W.mT @ W
         m, P = at(A, t) @ m + state_offset * first, at(A, t) @ P @ at(A, t).mT + at(Q, t)
     if not times:
         return s
-    L = torch.linalg.cholesky(G[..., 1:, 1:])
-    z = torch.linalg.solve_triangular(L, G[..., 1:, :1], upper=False)
-    return s + 0.5 * (G[..., 0, 0] - z.square().sum((-2, -1))) + L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    Z = torch.cat(innovations, -2)
+    # Least squares by QR: with the normal equations, d loses twice as many digits.
+    orthonormal, L = torch.linalg.qr(Z[..., 1:])
+    rest = Z[..., :1] - orthonormal @ (orthonormal.mT @ Z[..., :1])
+    return s + 0.5 * rest.square().sum((-2, -1)) + L.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
 
 
 def _shapes(

@@ -457,7 +457,7 @@ def _register(
 
 
 def _make_refusal_of_sparse(name: str) -> Callable[..., Any]:
-    """The kernel for tensors that have no other, an error. Only the dispatcher calls it: dense ones do not pay."""
+    """Return the kernel for tensors that have no other: an error. Calls of dense tensors never reach it."""
 
     def refuse(*arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
