@@ -180,6 +180,8 @@ bool has_true_attribute(PyObject* object, PyObject* name) {
     return is_true;
 }
 
+PyObject* make_empty(PyObject* like, PyObject* shape) { return call_method(like, torch_names.new_empty_name, shape); }
+
 bool is_ordinary(nb::handle tensor) {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
     return type == torch_names.tensor_type || type == torch_names.parameter_type;

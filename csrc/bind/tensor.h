@@ -79,6 +79,9 @@ bool read_header(nb::handle tensor, dlpack::Tensor& out);
 bool is_negated(nb::handle tensor);  // a view that negates what is stored
 bool is_recording();                 // whether gradients are recorded at all
 
+// Returns a new uninitialised tensor of the dtype and device of `like`; null with a Python error set.
+PyObject* make_empty(PyObject* like, PyObject* shape);
+
 bool has_true_attribute(PyObject* object, PyObject* name);
 
 // Calls a Python function with one argument; null with a Python error set.

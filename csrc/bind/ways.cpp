@@ -1,7 +1,8 @@
 #include "bind/ways.h"
 
 #include <cstring>
-#include <string>
+
+#include "gpu/device.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -12,9 +13,63 @@ struct Settings {
     PyObject* is_there = nullptr;         // name of the attribute that is true for tensors on the device; null: there is no device
     PyObject* find_way = nullptr;         // name -> (plain, recorded, whether it multiplies), or None
     PyObject* keeps_precision = nullptr;  // tensor -> whether torch rounds no products of its kind
+    PyObject* run_planned = nullptr;      // (function, *arguments) -> None, or (result, kernel, grid, threads, bytes, arguments)
+    PyObject* get_device = nullptr;       // -> the number of the current device
+    PyObject* get_stream = nullptr;       // device -> the address of its current stream
 };
 Settings settings;
 constexpr int kMostOperands = 4;
+// Integers from here on are addresses: sizes and strides are smaller.
+constexpr long long kLeastAddress = 1LL << 40;
+constexpr std::size_t kMostRecipes = 4096, kMostArguments = 64;
+
+// The devices, as bits, whose context is current in this thread: what lapgrad has launched by Python before.
+thread_local std::uint64_t bound_devices = 0;
+
+// Adds the bytes of a number to a key.
+template <class T>
+void append(std::string& key, T number) {
+    key.append(reinterpret_cast<const char*>(&number), sizeof number);
+}
+
+// Sizes, strides, type and device of the operands, and the flags. Returns false if a flag is neither a truth value nor a float.
+bool make_key(const DeviceOperand* operands, int count, PyObject* const* flags, int flag_count, std::string& key) {
+    for (int i = 0; i < count; ++i) {
+        const dlpack::Tensor& header = operands[i].header;
+        if (!header.strides) return false;
+        append(key, header.ndim);
+        append(key, header.device_id);
+        append(key, header.dtype.bits);
+        key.append(reinterpret_cast<const char*>(header.shape), sizeof(std::int64_t) * header.ndim);
+        key.append(reinterpret_cast<const char*>(header.strides), sizeof(std::int64_t) * header.ndim);
+    }
+    for (int i = 0; i < flag_count; ++i) {
+        if (PyFloat_Check(flags[i]))
+            append(key, PyFloat_AsDouble(flags[i]));
+        else if (flags[i] == Py_True || flags[i] == Py_False || flags[i] == Py_None)
+            key.push_back(flags[i] == Py_True ? 'T' : flags[i] == Py_False ? 'F' : 'N');
+        else
+            return false;
+    }
+    return true;
+}
+
+std::uintptr_t get_start(const dlpack::Tensor& header) { return reinterpret_cast<std::uintptr_t>(header.data) + header.byte_offset; }
+
+// Returns an integer that a Python function returns, -1 for an error.
+long long ask(PyObject* function, PyObject* argument = nullptr) {
+    const nb::object answer = nb::steal(argument ? call_with(function, argument) : PyObject_CallNoArgs(function));
+    if (!answer.is_valid()) return PyErr_Clear(), -1;
+    const long long number = PyLong_AsLongLong(answer.ptr());
+    return PyErr_Occurred() ? (PyErr_Clear(), -1) : number;
+}
+
+// Bytes from the first element of a tensor to the end of its last one, as far as they are behind it.
+std::uintptr_t count_bytes(const dlpack::Tensor& header) {
+    std::int64_t last = 0;
+    for (int k = 0; k < header.ndim; ++k) last += (header.shape[k] - 1) * header.strides[k];
+    return static_cast<std::uintptr_t>(last + 1) * (header.dtype.bits / 8);
+}
 
 bool is_product(const DeviceOperand* o, PyObject* const* flags) {
     const bool ta = is_true(flags[0]), tb = is_true(flags[1]);
@@ -53,6 +108,10 @@ bool has_same_batch(const DeviceOperand& A, const DeviceOperand& B) {
     return A.leading == B.leading && std::memcmp(A.header.shape, B.header.shape, sizeof(std::int64_t) * A.leading) == 0;
 }
 
+bool overlap(const dlpack::Tensor& A, const dlpack::Tensor& B) {
+    return get_start(A) < get_start(B) + count_bytes(B) && get_start(B) < get_start(A) + count_bytes(A);
+}
+
 }  // namespace
 
 bool Way::is_meant_for(nb::handle first) const {
@@ -68,11 +127,12 @@ nb::object Way::take(PyObject* const* arguments) {
                 const nb::object one = nb::borrow(PyTuple_GetItem(found.ptr(), i));
                 return one.is_none() ? nullptr : nb::object(one).release().ptr();
             };
-            plain = keep(0), recorded = keep(1), multiplies = nb::cast<bool>(nb::handle(PyTuple_GetItem(found.ptr(), 2)));
+            plain = keep(0), recorded = keep(1), planned = keep(3);
+            multiplies = nb::cast<bool>(nb::handle(PyTuple_GetItem(found.ptr(), 2)));
         }
         is_known = true;
     }
-    if ((!plain && !recorded) || !is_plain_eager()) return nb::none();
+    if ((!plain && !recorded && !planned) || !is_plain_eager()) return nb::none();
     const int count = static_cast<int>(std::strlen(inner));
     DeviceOperand operands[kMostOperands];
     bool needs_gradient = false;
@@ -96,15 +156,110 @@ nb::object Way::take(PyObject* const* arguments) {
         if (is_negated(arguments[i])) return nb::none();
         needs_gradient = needs_gradient || needs;
     }
-    PyObject* const function = needs_gradient && is_recording() ? recorded : plain;
-    if (!function || !fits(operands, arguments + count)) return nb::none();
+    const bool is_recorded = needs_gradient && is_recording();
+    PyObject* const function = is_recorded ? recorded : plain;
+    if ((!function && (is_recorded || !planned)) || !fits(operands, arguments + count)) return nb::none();
     if (multiplies && operands[0].header.dtype.bits == 32) {
         const nb::object keeps = nb::steal(call_with(settings.keeps_precision, arguments[0]));
         if (!keeps.is_valid()) throw nb::python_error();
         if (keeps.ptr() != Py_True) return nb::none();
     }
+    if (planned && !is_recorded) {
+        nb::object result = follow_recipe(arguments, operands, count);
+        if (!result.is_none() || !function) return result;
+    }
     const nb::object result = nb::steal(PyObject_Vectorcall(function, arguments, count + flags, nullptr));
     if (!result.is_valid()) throw nb::python_error();
+    return result;
+}
+
+nb::object Way::follow_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count) {
+    std::string key;
+    key.reserve(256);
+    if (!make_key(operands, count, arguments + count, flags, key)) return nb::none();
+    const int device = operands[0].header.device_id;
+    const bool is_bound = device >= 0 && device < 64 && (bound_devices >> device & 1) != 0;
+    const auto known = recipes.find(key);
+    if (known == recipes.end() || !is_bound || ask(settings.get_device) != device) return find_recipe(arguments, operands, count, key);
+    const Recipe& recipe = known->second;
+    if (!recipe.kernel) return nb::none();
+    nb::object result = nb::steal(make_empty(arguments[0], recipe.shape));
+    dlpack::Tensor header;
+    if (!result.is_valid()) throw nb::python_error();
+    if (!read_header(result, header)) return nb::none();
+    const nb::object number = nb::steal(PyLong_FromLong(device));
+    void* const stream = reinterpret_cast<void*>(ask(settings.get_stream, number.ptr()));
+    long long integers[kMostArguments];
+    double reals[kMostArguments];
+    void* addresses[kMostArguments];
+    for (std::size_t i = 0; i < recipe.arguments.size(); ++i) {
+        const LaunchArgument& one = recipe.arguments[i];
+        addresses[i] = one.source == LaunchArgument::real ? static_cast<void*>(&reals[i]) : static_cast<void*>(&integers[i]);
+        reals[i] = one.number;
+        integers[i] = one.whole;
+        if (one.source == LaunchArgument::operand) integers[i] += static_cast<long long>(get_start(operands[one.position].header));
+        if (one.source == LaunchArgument::result) integers[i] += static_cast<long long>(get_start(header));
+    }
+    nb::gil_scoped_release unlocked;  // the driver waits when its queue is full
+    const int status = device::launch_kernel(recipe.kernel, recipe.grid[0], recipe.grid[1], recipe.grid[2], recipe.threads, 1, 1,
+                                             recipe.shared, stream, addresses, nullptr);
+    device::check_status(status);
+    return result;
+}
+
+void Way::forget_recipes() {
+    for (const auto& entry : recipes) Py_XDECREF(entry.second.shape);
+    recipes.clear();
+}
+
+// Has Python launch, and remembers how.
+nb::object Way::find_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count, const std::string& key) {
+    PyObject* all[kMostOperands + 8] = {planned};
+    for (int i = 0; i < count + flags; ++i) all[1 + i] = arguments[i];
+    const nb::object made = nb::steal(PyObject_Vectorcall(settings.run_planned, all, 1 + count + flags, nullptr));
+    if (!made.is_valid()) throw nb::python_error();
+    const int device = operands[0].header.device_id;
+    if (device >= 0 && device < 64 && ask(settings.get_device) == device) bound_devices |= std::uint64_t(1) << device;
+    if (recipes.size() >= kMostRecipes) forget_recipes();
+    if (made.is_none()) {
+        recipes[key] = Recipe{};
+        return nb::none();
+    }
+    const nb::tuple parts = nb::cast<nb::tuple>(made), given = nb::cast<nb::tuple>(parts[5]), grid = nb::cast<nb::tuple>(parts[2]);
+    nb::object result = parts[0];
+    dlpack::Tensor header;
+    if (given.size() > kMostArguments || grid.size() > 3 || !read_header(result, header) || !header.strides) return result;
+    // Nor is one for operands that share memory: it does not say which of them an address belongs to.
+    for (int i = 0; i < count; ++i)
+        for (int k = 0; k < i; ++k)
+            if (overlap(operands[i].header, operands[k].header)) return result;
+    Recipe recipe;
+    recipe.kernel = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(parts[1]));
+    for (std::size_t i = 0; i < grid.size(); ++i) recipe.grid[i] = nb::cast<unsigned>(grid[i]);
+    recipe.threads = nb::cast<unsigned>(parts[3]), recipe.shared = nb::cast<unsigned>(parts[4]);
+    for (std::size_t i = 0; i < given.size(); ++i) {
+        LaunchArgument one{LaunchArgument::integer, 0, 0, 0.0};
+        if (PyFloat_Check(given[i].ptr())) {
+            one = {LaunchArgument::real, 0, 0, nb::cast<double>(given[i])};
+        } else {
+            one.whole = nb::cast<long long>(given[i]);
+            const auto place = [&](const dlpack::Tensor& tensor, LaunchArgument::Source source, int position) {
+                const std::uintptr_t start = get_start(tensor), address = static_cast<std::uintptr_t>(one.whole);
+                if (one.source != LaunchArgument::integer || address < start || address >= start + count_bytes(tensor)) return;
+                one = {source, position, static_cast<long long>(address - start), 0.0};
+            };
+            place(header, LaunchArgument::result, 0);
+            for (int k = 0; k < count; ++k) place(operands[k].header, LaunchArgument::operand, k);
+        }
+        // A plan that has copied an operand is not repeated: nobody makes the copy then.
+        if (one.source == LaunchArgument::integer && one.whole >= kLeastAddress) return result;
+        recipe.arguments.push_back(one);
+    }
+    PyObject* const shape = PyTuple_New(header.ndim);
+    if (!shape) throw nb::python_error();
+    for (int k = 0; k < header.ndim; ++k) PyTuple_SetItem(shape, k, PyLong_FromLongLong(header.shape[k]));
+    recipe.shape = shape;
+    recipes[key] = recipe;
     return result;
 }
 
@@ -167,18 +322,24 @@ nb::object take_five(nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb:
     return way.is_meant_for(a) ? way.take(all) : nb::none();
 }
 
-// `device` is DLPack's number of the device, and `is_there` the attribute that is true for tensors on it, or None. Ways that were found
-// before are looked for again.
-void set_ways(nb::object find_way, nb::object keeps_precision, int device, nb::object is_there) {
-    settings = {device, is_there.is_none() ? nullptr : is_there.release().ptr(), find_way.release().ptr(), keeps_precision.release().ptr()};
-    for (Way* way : kAll) way->is_known = false, way->plain = way->recorded = nullptr;
+// Sets what ways need, by name: `find_way`, `keeps_precision`, `run_planned`, `get_device` and `get_stream` are functions, `device` is
+// DLPack's number of the kind of device, and `is_there` the attribute that is true for tensors on it, or None for no device. Ways that
+// were found before are looked for again.
+void set_ways(nb::dict names) {
+    const auto get = [&](const char* name) { return nb::object(names[name]).release().ptr(); };
+    settings.device_type = nb::cast<int>(names["device"]);
+    settings.is_there = nb::object(names["is_there"]).is_none() ? nullptr : get("is_there");
+    settings.find_way = get("find_way"), settings.keeps_precision = get("keeps_precision"), settings.run_planned = get("run_planned");
+    settings.get_device = get("get_device"), settings.get_stream = get("get_stream");
+    for (Way* way : kAll) way->is_known = false, way->plain = way->recorded = way->planned = nullptr, way->forget_recipes();
+    bound_devices = 0;
 }
 
 }  // namespace
 
 void bind_ways(nb::module_& m) {
     const auto any = nb::arg().none();
-    m.def("set_ways", &set_ways, nb::arg(), nb::arg(), nb::arg(), any);
+    m.def("set_ways", &set_ways);
     m.def("copyltu_shortcut", &take_two<ways::copyltu>, any, any);
     m.def("syrk_vjp_shortcut", &take_three<ways::syrk_vjp>, any, any, any);
     m.def("sumlogdiag_vjp_shortcut", &take_two<ways::sumlogdiag_vjp>, any, any);

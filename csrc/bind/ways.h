@@ -9,6 +9,9 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "bind/binding.h"
 #include "bind/tensor.h"
@@ -29,6 +32,22 @@ inline bool is_true(nb::handle flag) {
 // Whether the shapes of operands fit each other; `flags` are the arguments after them.
 using Fits = bool (*)(const DeviceOperand* operands, PyObject* const* flags);
 
+// An argument of a kernel: a number, or an address in the memory of an operand or of the result.
+struct LaunchArgument {
+    enum Source { integer, real, operand, result } source;
+    int position;     // of the operand
+    long long whole;  // the integer, or the distance in bytes from the address of a tensor
+    double number;
+};
+
+// One launch that computes the result of a call. All but the addresses depends on sizes, strides and flags alone.
+struct Recipe {
+    void* kernel = nullptr;  // null: such calls are computed otherwise
+    unsigned grid[3] = {1, 1, 1}, threads = 0, shared = 0;
+    std::vector<LaunchArgument> arguments;
+    PyObject* shape = nullptr;  // of the result, a tuple
+};
+
 struct Way {
     const char* name;
     const char* inner;  // per operand, as a digit: how many dimensions follow the leading ones
@@ -37,9 +56,16 @@ struct Way {
     bool is_known = false;
     PyObject *plain = nullptr, *recorded = nullptr;  // null: this kind of call is left to Python
     bool multiplies = false;                         // has products that torch may be set to round
+    PyObject* planned = nullptr;                     // null, or launches once and says what: such calls are repeated from here
+    std::unordered_map<std::string, Recipe> recipes = {};
 
     bool is_meant_for(nb::handle first) const;  // whether an operand is on the device
     nb::object take(PyObject* const* arguments);
+    void forget_recipes();
+
+  private:
+    nb::object follow_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count);
+    nb::object find_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count, const std::string& key);
 };
 
 namespace ways {

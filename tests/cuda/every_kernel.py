@@ -119,6 +119,35 @@ def run_packing(draw: Draw) -> None:
     pull_back(lapgrad.potri(L), L)
 
 
+def run_small_products(draw: Draw) -> None:
+    """The kernels of planned ways, which the core repeats."""
+    from lapgrad._kernels.cuda.ways.planned import run_planned
+    from lapgrad._kernels.cuda.ways.table import WAYS
+
+    with torch.no_grad():
+        A, L, C = draw.normal(3, 40, 20), draw.normal(3, 20, 20), draw.normal(3, 70, 70)
+        for name, arguments in (
+            ("syrk", (A, False)),
+            ("gemmt", (A, A, True, False, True, 1.0)),
+            ("copyltu", (L, True)),
+            ("copyltu", (C, True)),
+            ("extractdiag", (L,)),
+            ("makediag", (L[0],)),
+        ):
+            way = WAYS[name].planned
+            assert way is not None
+            run_planned(way, *arguments)
+        large = draw.normal(130, 130)
+        way = WAYS["trmm"].planned
+        assert way is not None
+        run_planned(way, large, large.clone(), True, False, False)
+
+
+def run_packing_and_small_products(draw: Draw) -> None:
+    run_packing(draw)
+    run_small_products(draw)
+
+
 def run_logarithms(draw: Draw) -> None:
     for n in (20, 150):
         L = draw.triangle(3, n)
@@ -243,7 +272,7 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "cholesky": (run_cholesky, ("potrf_batch", "triangle")),
     "triangular": (run_triangular, ("triangular_batch",)),
     "products": (run_products, ()),
-    "packing": (run_packing, ("packing",)),
+    "packing": (run_packing_and_small_products, ("packing", "product_tiles")),
     "logarithms": (run_logarithms, ("sumlogdiag",)),
     "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_panel", "gelqf_vjp_batch", "gelqf_wide")),
     "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),

@@ -22,6 +22,7 @@ from lapgrad._kernels import cpu as _cpu
 from lapgrad._kernels import table as _kernels
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.ways.planned import run_planned
 from lapgrad._kernels.cuda.ways.table import WAYS, Way
 from lapgrad._torch.precision import keeps_products
 from lapgrad.ops import inverse as _inverse
@@ -142,7 +143,9 @@ class Taken:
     def find(self, name: str) -> Way | None:
         way = WAYS.get(name)
         return way and way._replace(
-            plain=self._watch(name, "plain", way.plain), recorded=self._watch(name, "recorded", way.recorded)
+            plain=self._watch(name, "plain", way.plain),
+            recorded=self._watch(name, "recorded", way.recorded),
+            planned=self._watch(name, "planned", way.planned),
         )
 
     def _watch(self, name: str, kind: str, way: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -158,6 +161,21 @@ class Taken:
         return watched
 
 
+def set_ways(find: Callable[[str], Way | None], device: tuple[int, str | None]) -> None:
+    """Has tensors of a device take ways."""
+    core.set_ways(
+        {
+            "device": device[0],
+            "is_there": device[1],
+            "find_way": find,
+            "keeps_precision": keeps_products,
+            "run_planned": run_planned,
+            "get_device": lambda: 0,
+            "get_stream": lambda device: 0,
+        }
+    )
+
+
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Taken]:
     """Has CPU tensors take ways, and counts them."""
@@ -165,19 +183,19 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Taken]:
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
     with stand_ins.replace_gpu():
-        core.set_ways(counted.find, keeps_products, *_CPU)
+        set_ways(counted.find, _CPU)
         yield counted
-    core.set_ways(counted.find, keeps_products, *_NOTHING)
+    set_ways(counted.find, _NOTHING)
 
 
 def without_ways(function: Callable[..., Any], *arguments: Any, **flags: Any) -> Any:
     """Call a function of CPU tensors on the usual way."""
-    core.set_ways(lambda name: None, keeps_products, *_NOTHING)
+    set_ways(lambda name: None, _NOTHING)
     return function(*arguments, **flags)
 
 
 def again(counted: Taken) -> None:
-    core.set_ways(counted.find, keeps_products, *_CPU)
+    set_ways(counted.find, _CPU)
 
 
 def test_every_way_is_tested() -> None:
@@ -201,7 +219,43 @@ def test_values(name: str, taken: Taken) -> None:
             again(taken)
             assert_all_close(result, expected)
             assert all(map(torch.equal, operands, before))
-    assert set(taken.names) == {(name, "plain")}
+    assert set(taken.names) == {(name, "planned" if WAYS[name].planned else "plain")}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].planned])
+def test_planned_ways_are_repeated(name: str, taken: Taken) -> None:
+    """The core launches for other operands of the same layout, and asks Python for other layouts only."""
+    function, make, _ = CASES[name]
+    for change in (lambda x: x, lambda x: x.mT.contiguous().mT if x.dim() > 2 else x, lambda x: x[1:]):
+        taken.names.clear()
+        for repetition in range(3):
+            operands = [change(operand) for operand in make(3, 5, 5)]
+            result = function(*operands)
+            assert len(taken.names) == 1, repetition
+            assert not result._is_view()
+            names = list(taken.names)
+            expected = without_ways(function, *operands)
+            assert_all_close(result, expected)
+            again(taken)
+            taken.names[:] = names
+
+
+def test_operands_that_share_memory_are_not_repeated(taken: Taken) -> None:
+    """Their plan does not say to which of them an address belongs."""
+    L, A = general(3, 4, 4), general(3, 4, 4)
+    assert_all_close(lapgrad.trmm(L, L), L.tril() @ L)
+    assert_all_close(lapgrad.trmm(L, A), L.tril() @ A)
+    assert_all_close(lapgrad.trmm(A, L), A.tril() @ L)
+    assert taken.names == [("trmm", "planned")] * 2
+
+
+def test_layouts_without_a_plan(taken: Taken) -> None:
+    """Leading dimensions without a common stride: a copy is made, or the operator computes."""
+    A = general(3, 2, 4, 4).transpose(0, 1)
+    assert torch.equal(lapgrad.extractdiag(A), A.diagonal(dim1=-2, dim2=-1))
+    assert torch.equal(lapgrad.extracttrian(A), lapgrad.extracttrian(A.contiguous()))
+    assert_all_close(lapgrad.syrk(A), A @ A.mT)
+    assert ("extractdiag", "planned") not in taken.names
 
 
 def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ...]) -> list[Tensor]:

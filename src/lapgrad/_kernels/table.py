@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch.precision import keeps_products
+from lapgrad._torch.private import get_cuda_device, get_cuda_stream
 
 Kernel = Callable[..., Any]
 
@@ -121,7 +122,7 @@ def _collect_compiled() -> dict[str, Kernel]:
     if cpu.available():
         shortcuts = cpu.list_shortcuts()
         if shortcuts and torch.version.cuda is not None:
-            cpu.core.set_ways(_find_way, keeps_products, _CUDA_DEVICE, "is_cuda")
+            cpu.core.set_ways(_name_what_ways_need())
         return collect_kernels(cpu.__name__) | shortcuts
     if not cpu.switched_off():
         warnings.warn(
@@ -151,7 +152,22 @@ def _collect_cuda() -> dict[str, Kernel]:
     return {}
 
 
-def _find_way(operator: str) -> tuple[Kernel | None, Kernel | None, bool] | None:
+def _name_what_ways_need() -> dict[str, Any]:
+    """Returns the argument of the core's ``set_ways`` for CUDA tensors (csrc/bind/ways.cpp)."""
+    from lapgrad._kernels.cuda.ways.planned import run_planned
+
+    return {
+        "device": _CUDA_DEVICE,
+        "is_there": "is_cuda",
+        "find_way": _find_way,
+        "keeps_precision": keeps_products,
+        "run_planned": run_planned,
+        "get_device": get_cuda_device,
+        "get_stream": get_cuda_stream,
+    }
+
+
+def _find_way(operator: str) -> tuple[Any, ...] | None:
     """Returns what the core does with ordinary CUDA tensors (``cuda.ways``); None where it has no way."""
     from lapgrad._kernels import cuda
 

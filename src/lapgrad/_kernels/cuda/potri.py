@@ -76,10 +76,9 @@ def _finish(B: Tensor, X: Tensor | None, weight: Tensor, scale: float, ratio: fl
 
 
 def _serves(B: Tensor) -> bool:
-    n = B.shape[-1]
     return (
-        n >= _thresholds.LARGE
-        and _thresholds.serves_items_one_by_one(B.shape[:-2].numel(), n)
+        B.shape[-1] >= _thresholds.LARGE
+        and B.shape[:-2].numel() <= _thresholds.MOST_ITEMS
         and _device.is_storable(B)
     )
 

@@ -29,6 +29,12 @@ PRODUCT_CUT = 1024
 #: large enough.
 LONG_SUM = 4096
 
+#: Triangular and symmetric products with no more multiplications, terms of a sum and tiles than these are one
+#: launch of a kernel: the device is faster than the host there.
+FEW_MULTIPLICATIONS = 1 << 23
+FEW_TERMS = 512
+FEW_TILES = 4096
+
 #: Up to this order matrices are mirrored row by row: a tile of 32 x 32 would have little to do.
 MIRROR_BY_ROWS = 64
 

@@ -1,4 +1,4 @@
-// Triangles packed into vectors, and back; triangles of small matrices mirrored.
+// Triangles packed into vectors, and back; triangles of small matrices copied and mirrored; diagonals.
 //
 // A triangle consists of runs. Run r holds the first r + 1 entries of row r + skip of the matrix and starts at entry
 // r (r + 1) / 2 of the vector. That is a lower triangle, row by row; an upper triangle, column by column, is a lower one of A',
@@ -97,4 +97,72 @@ __global__ void mirror_rows(T* data, Index n, Index items, Index lanes, Index pa
     for (Index j = lane; j < n; j += width)
       if (j > i) A[i * n + j] = A[j * n + i];
   }
+}
+
+// A := diag(d), contiguous. A group of `lanes` threads (a power of two) writes a row, as in move_rows.
+template <typename T>
+__global__ void place_diagonals(T* __restrict__ data, const T* __restrict__ d, Index d_item, Index d_step, Index n, Index items,
+                                Index lanes, Index passes) {
+  const unsigned width = static_cast<unsigned>(lanes), lane = threadIdx.x % width, groups = kPackingThreads / width;
+  Index number = static_cast<Index>(blockIdx.x) * passes * groups + threadIdx.x / width;
+  for (Index pass = 0; pass < passes; ++pass, number += groups) {
+    const Index item = number / n, i = number - item * n;
+    if (item >= items) return;
+    const T value = d[item * d_item + i * d_step];
+    T* const row = data + number * n;
+#pragma unroll 4
+    for (Index j = lane; j < n; j += width) row[j] = j == i ? value : T(0);
+  }
+}
+
+// B := the symmetric matrix with the lower triangle of A; B is contiguous, and A small: the cache holds the columns that are read.
+template <typename T>
+__global__ void copy_mirrored_rows(T* __restrict__ copy, const T* __restrict__ data, Index item, Index row, Index col, Index n,
+                                   Index items, Index lanes, Index passes) {
+  const unsigned width = static_cast<unsigned>(lanes), lane = threadIdx.x % width, groups = kPackingThreads / width;
+  Index number = static_cast<Index>(blockIdx.x) * passes * groups + threadIdx.x / width;
+  for (Index pass = 0; pass < passes; ++pass, number += groups) {
+    const Index b = number / n, i = number - b * n;
+    if (b >= items) return;
+    const T* const A = data + b * item;
+    T* const target = copy + number * n;
+    for (Index j = lane; j < n; j += width) target[j] = j <= i ? A[i * row + j * col] : A[j * row + i * col];
+  }
+}
+
+// The same for larger matrices: a block copies a tile on or below the diagonal, and its transpose. grid = (items * tiles).
+// Shared memory: one padded tile.
+template <typename T>
+__global__ void copy_mirrored_tiles(T* __restrict__ copy, const T* __restrict__ data, Index item, Index row, Index col, Index n,
+                                    Index down) {
+  T* const tile = shared_memory<T>();
+  const Index tiles = down * (down + 1) / 2, b = blockIdx.x / tiles;
+  Index ti = 0, tj = blockIdx.x - b * tiles;
+  while (tj > ti) tj -= ++ti;
+  const T* const A = data + b * item;
+  T* const B = copy + b * n * n;
+  const Index top = ti * kPackingTile, left = tj * kPackingTile;
+  const int lane = threadIdx.x % kPackingTile, first = threadIdx.x / kPackingTile;
+  constexpr int step = kPackingThreads / kPackingTile;
+  for (int s = first; s < kPackingTile; s += step) {
+    const int r = col == 1 ? s : lane, c = col == 1 ? lane : s;
+    const Index i = top + r, j = left + c;
+    if (i < n && j <= i) tile[r * (kPackingTile + 1) + c] = A[i * row + j * col];
+  }
+  __syncthreads();
+  for (int s = first; s < kPackingTile; s += step) {
+    Index i = top + s, j = left + lane;
+    if (i < n && j <= i) B[i * n + j] = tile[s * (kPackingTile + 1) + lane];
+    i = top + lane, j = left + s;  // of the tile, which is written to (j, i)
+    if (i < n && j < i) B[j * n + i] = tile[lane * (kPackingTile + 1) + s];
+  }
+}
+
+// d := the diagonals of A, contiguous; `diagonal` is the distance of their elements. 256 threads, any grid that covers the elements.
+template <typename T>
+__global__ void gather_diagonals(T* __restrict__ d, const T* __restrict__ data, Index item, Index diagonal, Index n, Index count) {
+  const Index number = static_cast<Index>(blockIdx.x) * kPackingThreads + threadIdx.x;
+  if (number >= count) return;
+  const Index b = number / n;
+  d[number] = data[b * item + (number - b * n) * diagonal];
 }

@@ -33,18 +33,6 @@ def plan_unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
     return _plan_move(A, v, *v.stride()[::2], offset, lower, unpacks=True)
 
 
-def plan_whole_packing(v: Tensor, A: Tensor, lower: bool) -> Launch:
-    """``plan_packing`` without an offset into a contiguous v of any shape."""
-    n = A.shape[-1]
-    return _plan_move(A, v, n * (n + 1) // 2, 1, 0, lower, unpacks=False)
-
-
-def plan_whole_unpacking(A: Tensor, v: Tensor, lower: bool) -> Launch:
-    """``plan_unpacking`` without an offset of a contiguous v of any shape."""
-    n = A.shape[-1]
-    return _plan_move(A, v, n * (n + 1) // 2, 1, 0, lower, unpacks=True)
-
-
 def _plan_move(
     A: Tensor, v: Tensor, v_item: int, v_step: int, offset: int, lower: bool, unpacks: bool
 ) -> Launch:
@@ -69,6 +57,39 @@ def plan_mirror(A: Tensor) -> Launch:
     items, n, _ = A.shape
     lanes, passes, grid = _divide_rows(items * n, n)
     return "packing", "mirror_rows<{T}>", A, grid, _THREADS, 0, A.data_ptr(), n, items, lanes, passes
+
+
+def plan_mirrored_copy(B: Tensor, A: Tensor, lower: bool) -> Launch:
+    """The launch of B := the symmetric matrix with A's named triangle; B (items, n, n), contiguous."""
+    items, n, _ = A.shape
+    item, row, column = A.stride()
+    if not lower:
+        row, column = column, row
+    operands = (B.data_ptr(), A.data_ptr(), item, row, column, n)
+    if n <= _thresholds.MIRROR_BY_ROWS:
+        lanes, passes, grid = _divide_rows(items * n, n)
+        return (
+            "packing", "copy_mirrored_rows<{T}>", A, grid, _THREADS, 0, *operands, items, lanes, passes,
+        )  # fmt: skip
+    down = -(-n // _TILE)
+    grid, shared = (items * down * (down + 1) // 2,), _TILE * (_TILE + 1) * A.element_size()
+    return "packing", "copy_mirrored_tiles<{T}>", A, grid, _THREADS, shared, *operands, down
+
+
+def plan_gathered_diagonals(d: Tensor, A: Tensor) -> Launch:
+    """The launch of d := the diagonals of A (items, n, n); d is contiguous."""
+    items, n, _ = A.shape
+    item, row, column = A.stride()
+    operands = (d.data_ptr(), A.data_ptr(), item, row + column, n, items * n)
+    return "packing", "gather_diagonals<{T}>", A, (-(-items * n // _THREADS),), _THREADS, 0, *operands
+
+
+def plan_diagonals(A: Tensor, d: Tensor) -> Launch:
+    """The launch of A := diag(d); A (items, n, n), contiguous, and d (items, n)."""
+    items, n = d.shape
+    lanes, passes, grid = _divide_rows(items * n, n)
+    operands = (A.data_ptr(), d.data_ptr(), *d.stride(), n, items, lanes, passes)
+    return "packing", "place_diagonals<{T}>", A, grid, _THREADS, 0, *operands
 
 
 @functools.lru_cache(maxsize=4096)

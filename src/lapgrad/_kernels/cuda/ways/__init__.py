@@ -1,7 +1,8 @@
 """Ways: operators on ordinary CUDA tensors, from the core's checks to the result (csrc/bind/ways.h).
 
 table.py      which operator has which way
-products.py   matrix products: torch's own functions, which record gradients in C++
+planned.py    ways that are one launch, which the core repeats
+products.py   matrix products: torch's own functions, which record gradients in C++, or one launch
 diagonals.py  diagonals and triangles, likewise
 factors.py    factorisations and their gradients: own kernels
 

@@ -1,17 +1,22 @@
-"""Diagonals and triangles."""
+"""Diagonals and triangles: one launch each, and torch's own functions where a gradient is recorded."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.cuda.copyltu import copyltu
-from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime.items import flatten_batch
-from lapgrad._kernels.cuda.runtime.stream import on_its_device
-from lapgrad._kernels.cuda.small.packing import plan_whole_packing, plan_whole_unpacking
-from lapgrad._kernels.cuda.small.sumlogdiag import plan_sum, plan_vjp
+from lapgrad._kernels.cuda.runtime.items import view_batch
+from lapgrad._kernels.cuda.small import packing as _packing
+from lapgrad._kernels.cuda.small import sumlogdiag as _sumlogdiag
+from lapgrad._kernels.cuda.ways.planned import Planned
 from lapgrad._torch.layout import allocate_like
+
+
+def plan_diagonal(d: Tensor) -> Planned | None:
+    """The matrix with the diagonal d."""
+    *batch, n = d.shape
+    A, diagonals = d.new_empty((*batch, n, n)), view_batch(d.unsqueeze(-2))
+    return None if diagonals is None else (A, _packing.plan_diagonals(A, diagonals.squeeze(-2)))
 
 
 def make_diagonal(d: Tensor) -> Tensor:
@@ -19,55 +24,57 @@ def make_diagonal(d: Tensor) -> Tensor:
     return torch.diag_embed(d)
 
 
+def plan_extracted_diagonal(A: Tensor) -> Planned | None:
+    """The diagonal of A."""
+    d, matrices = A.new_empty(A.shape[:-1]), view_batch(A)
+    return None if matrices is None else (d, _packing.plan_gathered_diagonals(d, matrices))
+
+
 def extract_diagonal(A: Tensor) -> Tensor:
     """The diagonal of A, as a copy."""
     return torch.diagonal_copy(A, 0, -2, -1)
 
 
-@on_its_device
-def sum_logs(A: Tensor) -> Tensor:
+def plan_sum_of_logs(A: Tensor) -> Planned | None:
     """The sum of log |a_ii|."""
-    s = A.new_empty(A.shape[:-2])
-    _launch.launch(*plan_sum(s, flatten_batch(A)))
-    return s
+    s, matrices = A.new_empty(A.shape[:-2]), view_batch(A)
+    return None if matrices is None else (s, _sumlogdiag.plan_sum(s, matrices))
 
 
-@on_its_device
-def pull_back_logs(A: Tensor, gs: Tensor) -> Tensor:
+def plan_gradient_of_logs(A: Tensor, gs: Tensor) -> Planned | None:
     """diag(gs / a_ii)."""
-    gA = allocate_like(A)
-    _launch.launch(*plan_vjp(gA, flatten_batch(A), gs if gs.dim() == 1 else gs.reshape(-1)))
-    return gA
+    gA, matrices, weights = allocate_like(A), view_batch(A), view_batch(gs[..., None, None])
+    if matrices is None or weights is None:
+        return None
+    return gA, _sumlogdiag.plan_vjp(gA, matrices, weights[:, 0, 0])
+
+
+def plan_mirrored(A: Tensor, lower: bool) -> Planned | None:
+    """The symmetric matrix with A's named triangle."""
+    B, matrices = allocate_like(A), view_batch(A)
+    return None if matrices is None else (B, _packing.plan_mirrored_copy(B, matrices, lower))
 
 
 def mirror(A: Tensor, lower: bool) -> Tensor:
-    """The symmetric matrix with A's named triangle."""
-    B = allocate_like(A)
-    copyltu(B, A, lower)
-    return B
-
-
-def mirror_recorded(A: Tensor, lower: bool) -> Tensor:
-    """``mirror`` in functions of torch."""
+    """The symmetric matrix with A's named triangle, in functions of torch."""
     return A.tril() + A.tril(-1).mT if lower else A.triu() + A.triu(1).mT
 
 
-@on_its_device
-def pack(A: Tensor, lower: bool) -> Tensor:
+def plan_packed(A: Tensor, lower: bool) -> Planned | None:
     """The entries of a triangle of A as a vector."""
     *batch, n, _ = A.shape
-    v = A.new_empty((*batch, n * (n + 1) // 2))
-    _launch.launch(*plan_whole_packing(v, flatten_batch(A), lower))
-    return v
+    v, matrices = A.new_empty((*batch, n * (n + 1) // 2)), view_batch(A)
+    if matrices is None:
+        return None
+    return v, _packing.plan_packing(v.view(len(matrices), 1, v.shape[-1]), matrices, 0, lower)
 
 
-@on_its_device
-def unpack(v: Tensor, lower: bool) -> Tensor | None:
-    """The inverse of ``pack``, with zeros in the other triangle."""
+def plan_unpacked(v: Tensor, lower: bool) -> Planned | None:
+    """The inverse of ``plan_packed``, with zeros in the other triangle."""
     *batch, length = v.shape
     n = int(((8 * length + 1) ** 0.5 - 1) / 2 + 0.5)
-    if n * (n + 1) // 2 != length:
+    packed = view_batch(v.unsqueeze(-2))
+    if packed is None or n * (n + 1) // 2 != length:
         return None
     A = v.new_empty((*batch, n, n))
-    _launch.launch(*plan_whole_unpacking(flatten_batch(A), v.contiguous(), lower))
-    return A
+    return A, _packing.plan_unpacking(A.view(len(packed), n, n), packed, 0, lower)

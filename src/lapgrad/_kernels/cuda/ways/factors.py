@@ -9,15 +9,29 @@ from lapgrad._kernels.cuda import gesv as _gesv
 from lapgrad._kernels.cuda import inverse as _inverse
 from lapgrad._kernels.cuda import potrf as _potrf
 from lapgrad._kernels.cuda import potri as _potri
+from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda import trmm as _trmm
 from lapgrad._kernels.cuda import trsm as _trsm
+from lapgrad._kernels.cuda.runtime.items import view_batch
+from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import potrf as _potrf_batch
+from lapgrad._kernels.cuda.small import triangular as _triangular
+from lapgrad._kernels.cuda.ways.planned import Planned
 from lapgrad._torch.layout import allocate_like
 
 
 def factorise(A: Tensor, lower: bool) -> Tensor | None:
     """The Cholesky factor of A."""
     L = allocate_like(A)
+    if A.dim() == 2 and _thresholds.POTRF_SMALL < len(A) <= _thresholds.POTRF_ALONE:
+        return _factorise_alone(L, A, lower)
     return L if _potrf.potrf(L, A, lower, None) is None else None
+
+
+@on_its_device
+def _factorise_alone(L: Tensor, A: Tensor, lower: bool) -> Tensor | None:
+    """L as the factor of one matrix of a middle order; for a failure, None."""
+    return L if _potrf.factorise_alone(L, A, lower) is None else None
 
 
 def factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
@@ -25,6 +39,15 @@ def factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     L, info = allocate_like(A), A.new_empty(A.shape[:-2], dtype=torch.int32)
     _potrf.potrf(L, A, lower, info)
     return L, info
+
+
+def plan_gradient_of_factor(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Planned | None:
+    """The gradient of the Cholesky factorisation of small matrices."""
+    factors, cotangents = view_batch(L), view_batch(gL)
+    if factors is None or cotangents is None or info is not None or not _potrf_batch.serves(L):
+        return None
+    gA = allocate_like(L)
+    return gA, _potrf_batch.plan_vjp(gA.view(factors.shape), factors, cotangents, lower, None)
 
 
 def pull_back_factor(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
@@ -55,11 +78,11 @@ def invert(A: Tensor) -> Tensor | None:
 
 def pull_back_inverse(B: Tensor, gB: Tensor) -> Tensor | None:
     """-Bᵀ gB Bᵀ."""
-    dimensions = B.dim()
     turned = B.mT
-    if dimensions == 3:
-        return torch.baddbmm(gB, turned.bmm(gB), turned, beta=0, alpha=-1)
-    return torch.addmm(gB, turned.mm(gB), turned, beta=0, alpha=-1) if dimensions == 2 else None
+    dimensions = B.dim()
+    if dimensions > 3:
+        return None
+    return turned.bmm(gB).bmm(turned).neg_() if dimensions == 3 else turned.mm(gB).mm(turned).neg_()
 
 
 def multiply_by_triangle(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> Tensor:
@@ -73,6 +96,20 @@ def solve_with_triangle(L: Tensor, A: Tensor, lower: bool, transpose: bool, righ
     """t(L)⁻¹ A, or A t(L)⁻¹."""
     X = allocate_like(A)
     return X if _trsm.trsm(X, L, A, lower, transpose, rightside) is None else None
+
+
+def plan_solution_with_checked_triangle(
+    L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
+) -> Planned | None:
+    """``solve_with_checked_triangle`` of small matrices."""
+    triangles, matrices = view_batch(L), view_batch(A)
+    if triangles is None or matrices is None or not _triangular.serves(L, A):
+        return None
+    X = allocate_like(A)
+    target = X.view(matrices.shape)
+    return X, _triangular.plan_application(
+        target, triangles, matrices, lower, transpose, rightside, True, None
+    )
 
 
 def solve_with_checked_triangle(

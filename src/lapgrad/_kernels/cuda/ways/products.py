@@ -12,8 +12,14 @@ from torch import Tensor
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.runtime.items import view_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.small import products as _small
 from lapgrad._kernels.cuda.small.packing import plan_mirror
+from lapgrad._kernels.cuda.small.triangular import plan_application
+from lapgrad._kernels.cuda.small.triangular import serves as serves_triangles
+from lapgrad._kernels.cuda.ways.planned import Planned
+from lapgrad._torch.layout import allocate_like
 
 
 def multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
@@ -30,10 +36,8 @@ def _multiply(A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
     dimensions = A.dim()
     if alpha == 1.0:
         return A.bmm(B) if dimensions == 3 else A.mm(B) if dimensions == 2 else A.matmul(B)
-    if dimensions > 3:
-        return A.matmul(B).mul_(alpha)
-    add = torch.baddbmm if dimensions == 3 else torch.addmm
-    return add(A.new_empty((1,) * dimensions), A, B, beta=0, alpha=alpha)  # the first one is not read
+    # torch's sums of a product and another matrix take longer than a product and a multiplication.
+    return _multiply(A, B).mul_(alpha)
 
 
 def multiply_and_add(
@@ -65,8 +69,50 @@ def multiply_triangle(
     return C.tril_() if lower else C.triu_()
 
 
+def plan_product_with_transpose(A: Tensor, transpose: bool) -> Planned | None:
+    """A Aᵀ, or Aᵀ A, of small matrices."""
+    rows = view_batch(A.mT if transpose else A)
+    if rows is None:
+        return None
+    items, n, k = rows.shape
+    if not _small.serves(items, n, n, k):
+        return None
+    B = A.new_empty((*A.shape[:-2], n, n))
+    return B, _small.plan_symmetric_result(B.view(items, n, n), rows)
+
+
+def plan_triangle(
+    A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
+) -> Planned | None:
+    """One triangle of alpha ta(A) tb(B), of small matrices."""
+    left, right = view_batch(A.mT if transpose_a else A), view_batch(B.mT if transpose_b else B)
+    if left is None or right is None:
+        return None
+    items, n, k = left.shape
+    if not _small.serves(items, n, n, k):
+        return None
+    C = A.new_empty((*A.shape[:-2], n, n))
+    return C, _small.plan_triangular_result(C.view(items, n, n), left, right, lower, alpha)
+
+
+def plan_product_with_triangle(
+    L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
+) -> Planned | None:
+    """t(L) A, or A t(L), of small matrices."""
+    triangles, matrices = view_batch(L), view_batch(A)
+    if triangles is None or matrices is None:
+        return None
+    B = allocate_like(A)
+    target, (items, n, m), k = B.view(matrices.shape), matrices.shape, L.shape[-1]
+    if serves_triangles(L, A):
+        return B, plan_application(target, triangles, matrices, lower, transpose, rightside, False, None)
+    if not _small.serves(items, n, m, k):
+        return None
+    return B, _small.plan_triangular_factor(target, triangles, matrices, lower, transpose, rightside)
+
+
 def multiply_by_transpose(A: Tensor, transpose: bool) -> Tensor | None:
-    """A Aᵀ, or Aᵀ A, symmetric to the last bit."""
+    """A Aᵀ, or Aᵀ A, symmetric to the last bit, up to the order from which on one triangle is computed."""
     if A.shape[-1 if transpose else -2] > _thresholds.WHOLE_PRODUCT_UP_TO:
         return None
     turned = A.mT

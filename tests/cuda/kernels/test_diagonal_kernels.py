@@ -1,4 +1,4 @@
-"""sumlogdiag and mirrored triangles: the CUDA kernels against the definition."""
+"""sumlogdiag, mirrored triangles and diagonals: the CUDA kernels against the definition."""
 
 from __future__ import annotations
 
@@ -57,3 +57,37 @@ def test_mirrored_rows(machine: Machine, n: int) -> None:
     A += torch.full_like(A, torch.nan).triu(1).nan_to_num(nan=9.0)
     machine.launch(_packing.plan_mirror(A))
     assert torch.equal(A, expected)
+
+
+@machines
+def test_diagonals(machine: Machine) -> None:
+    for items, n in SHAPES:
+        d = torch.randn(items, 2 * n, dtype=torch.float64).to(machine.device)[:, ::2]
+        memory = d.new_full((items * n * n + 1,), torch.nan)
+        machine.launch(_packing.plan_diagonals(memory[:-1].view(items, n, n), d))
+        assert torch.equal(memory[:-1].view(items, n, n), torch.diag_embed(d))
+        assert memory[-1].isnan()
+
+
+@machines
+@pytest.mark.parametrize("n", [1, 7, 64, 70])
+def test_mirrored_copies(machine: Machine, n: int) -> None:
+    """Row by row and by tiles, of matrices inside of larger ones and transposed."""
+    whole = torch.randn(2, n + 1, n + 2, dtype=torch.float64).to(machine.device)
+    for A in (whole[:, 1:, :n], whole[:, 1:, 2:].mT):
+        for lower in (True, False):
+            memory = A.new_full((A.numel() + 1,), torch.nan)
+            machine.launch(_packing.plan_mirrored_copy(memory[:-1].view(A.shape), A, lower))
+            expected = A.tril() + A.tril(-1).mT if lower else A.triu() + A.triu(1).mT
+            assert torch.equal(memory[:-1].view(A.shape), expected)
+            assert memory[-1].isnan()
+
+
+@machines
+def test_gathered_diagonals(machine: Machine) -> None:
+    for items, n in SHAPES:
+        A = torch.randn(items, n + 1, n + 2, dtype=torch.float64).to(machine.device)[:, 1:, :n]
+        memory = A.new_full((items * n + 1,), torch.nan)
+        machine.launch(_packing.plan_gathered_diagonals(memory[:-1], A))
+        assert torch.equal(memory[:-1].view(items, n), A.diagonal(dim1=-2, dim2=-1))
+        assert memory[-1].isnan()
