@@ -11,12 +11,21 @@ import torch
 from stand_ins import replace_gpu
 from torch import Tensor
 
+import lapgrad
+from lapgrad._formulas.gaps import choose_tolerance
+from lapgrad._kernels import table as _kernels
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
-from lapgrad._kernels.cuda.small.ties import TieCheck
+from lapgrad._kernels.cuda.small import ties as _ties
+from lapgrad._kernels.cuda.small.ties import TieCheck, are_distinct, note_distinct
+
+#: Collected before a test replaces those of the CPU.
+CUDA_KERNELS = _kernels.collect_kernels("lapgrad._kernels.torch") | _kernels.collect_kernels(
+    "lapgrad._kernels.cuda"
+)
 
 pytestmark = [
     pytest.mark.cpu,
@@ -78,6 +87,39 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     check = TieCheck(values, 0.01, zeros=False)
     assert check.cell is None
     assert check.read() is None
+
+
+def test_values_known_to_be_distinct_are_not_checked() -> None:
+    values = make_values([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
+    usual = choose_tolerance(3, values.dtype, None)
+    assert TieCheck(values, usual, zeros=False).cell is not None
+    note_distinct(values)
+    assert TieCheck(values, usual, zeros=False).cell is None
+    assert TieCheck(values.clone(), usual, zeros=False).cell is not None
+    assert TieCheck(values, 2.0 * usual, zeros=False).cell is not None
+    for others in ([2.0, 2.0, 3.0], [3.0, 2.0, 0.0]):
+        more = make_values(others)
+        note_distinct(more)
+        assert TieCheck(more, usual, zeros=False).cell is not None
+
+
+def test_released_memory_is_forgotten() -> None:
+    values = make_values([1.0, 2.0])
+    note_distinct(values)
+    for _ in range(200):
+        note_distinct(make_values([1.0, 2.0]))
+    assert are_distinct(values, 0.0)
+    assert len(_ties._distinct._known) <= _ties._MANY_ENTRIES
+
+
+def test_the_forward_pass_finds_distinct_values_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream, "bind_context", lambda device: None)
+    routines = {"syevd": (lapgrad.syevd, 1), "gesvd": (lapgrad.gesvd, 1)}
+    with mock.patch.dict(_kernels._CPU.fill(), CUDA_KERNELS, clear=True):
+        for operator, place in routines.values():
+            A = torch.diag(torch.arange(1.0, 6.0, dtype=torch.float64)).requires_grad_()
+            assert are_distinct(operator(A)[place].detach(), 1e-15)
+            assert not are_distinct(operator(A.detach())[place], 1e-15)
 
 
 def test_small_kernels_of_many_matrices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from lapgrad._kernels.cuda.small import gesvd as _gesvd_batch
 from lapgrad._kernels.cuda.small import gesvd_medium as _gesvd_medium
 from lapgrad._kernels.cuda.small import gesvd_vjp_tiles as _gesvd_vjp_tiles
 from lapgrad._kernels.cuda.small.gesvd import make_contiguous
+from lapgrad._kernels.cuda.small.ties import note_distinct
 from lapgrad._kernels.torch import gesvd as _fallback
 from lapgrad._torch.precision import in_full_precision
 from lapgrad._torch.synchronisation import may_read
@@ -54,6 +55,48 @@ _BEYOND_TWO_ROUNDS = 1e14  # the square of the condition
 
 @on_its_device
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+    compute = _decompose_by_lq if _is_longer(A) else _decompose_any
+    failure = compute(S, U, V, A)
+    if failure is None and U is not None and A.requires_grad and S.is_contiguous():
+        note_distinct(S)
+    return failure
+
+
+def _is_longer(A: Tensor) -> bool:
+    """Whether one matrix goes through an LQ factorisation first."""
+    short, long = sorted(A.shape[-2:])
+    most = max(_thresholds.GESVD_LQ_ALONE * short, _thresholds.GESVD_SMALL)
+    return 0 < short <= _thresholds.GELQF_SMALL and long > most and A.shape[:-2].numel() == 1
+
+
+@in_full_precision
+def _decompose_by_lq(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+    """``gesvd`` of one long matrix: A = L Q, L = U^T S W, V = W Q. A tall matrix is transposed."""
+    m, n = A.shape[-2:]
+    source = A.detach() if m <= n else A.detach().mT
+    k = min(m, n)
+    vectors = U is not None and V is not None
+    L = torch.empty((*A.shape[:-2], k, k), dtype=A.dtype, device=A.device)
+    Q = torch.empty((*A.shape[:-2], k, max(m, n)), dtype=A.dtype, device=A.device) if vectors else None
+    if _gelqf.gelqf(L, Q, source, True) is not None:
+        return 0, NOT_FINITE
+    if U is None or V is None or Q is None:
+        return _decompose_any(S, None, None, L)
+    short, long = (U, V) if m <= n else (V, U)
+    W = torch.empty_like(L)
+    failure = _decompose_any(S, short, W, L)
+    if failure is not None:
+        return failure
+    torch.matmul(W, Q, out=long)
+    if m > n:
+        signs = _gaps.find_row_signs(U)[..., None]
+        U.mul_(signs)
+        V.mul_(signs)
+    return None
+
+
+def _decompose_any(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
+    """``gesvd`` by the algorithm for the size of A."""
     kernels = _gesvd_batch if _gesvd_batch.serves(A) else _gesvd_medium if _gesvd_medium.serves(A) else None
     if kernels is not None:
         failure = kernels.gesvd(S, U, V, A)

@@ -21,11 +21,19 @@ from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
 from lapgrad._kernels.cuda.small.gesvd import make_contiguous
+from lapgrad._kernels.cuda.small.ties import note_distinct
 from lapgrad._kernels.torch import syevd as _fallback
 
 
 @on_its_device
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    failure = _decompose(eigenvalues, U, A, lower)
+    if failure is None and U is not None and A.requires_grad and eigenvalues.is_contiguous():
+        note_distinct(eigenvalues)
+    return failure
+
+
+def _decompose(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
     if _syevd_batch.serves(A) and not _is_faster_alone(A):
         return _syevd_batch.syevd(eigenvalues, U, A, lower)
     if A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.numel() > 0:

@@ -123,9 +123,9 @@ TRIANGULAR_FEW = 2
 GELQF_WIDE_FEWEST = 4
 #: From this many items on the gradient of matrices with up to 16 rows, and any columns, is one kernel.
 GELQF_WIDE_MANY = 512
-GESVD_MEDIUM_FEWEST = 2
-#: Up to this long side the kernel is faster even for one matrix.
-GESVD_MEDIUM_ALONE = 1024
+#: One matrix goes through an LQ factorisation first if it has a short side up to GELQF_SMALL, and the long
+#: one is longer than GESVD_SMALL and this many times as long.
+GESVD_LQ_ALONE = 2.0
 #: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
 #: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
 SYEVD_BATCHED = 2048

@@ -39,8 +39,7 @@ _THREADS = 256
 def serves(A: Tensor) -> bool:
     """Return whether ``gesvd`` below takes a batch of this shape and type; strides do not matter."""
     k, needed, items = min(A.shape[-2:]), 0, A.shape[:-2].numel()
-    alone = items < _thresholds.GESVD_MEDIUM_FEWEST and max(A.shape[-2:]) > _thresholds.GESVD_MEDIUM_ALONE
-    if alone or items == 0 or not 0 < k <= _thresholds.GELQF_SMALL or A.dtype not in _TOGETHER:
+    if items == 0 or not 0 < k <= _thresholds.GELQF_SMALL or A.dtype not in _TOGETHER:
         return False
     if max(A.shape[-2:]) > _thresholds.GELQF_SMALL:
         needed = _gelqf_wide.count_bytes(k, A)

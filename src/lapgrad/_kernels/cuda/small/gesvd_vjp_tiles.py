@@ -3,8 +3,9 @@
     X = gU Uᵀ,  Y = gV Vᵀ,  G = weigh(X, Y),  gA = Uᵀ (G V), for a wide A gA = Uᵀ (G V + S⁻¹ gV)
 
 See ``kernels/gesvd_vjp_tiles.cu``. X and G lie in the memory of gA; one more matrix as large as gA is
-allocated, and for a wide or tall A a square one. The host waits for G, which is when a loss without a
-derivative has been found, and not for the last products.
+allocated, and for a wide or tall A a square one. Unless singular values are known to be distinct
+(``ties.py``), the host waits for G, which is when a loss without a derivative has been found, and not for the
+last products.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import tiles as _tiles
+from lapgrad._kernels.cuda.small.ties import are_distinct
 from lapgrad._kernels.native import core
 
 #: In the order of ``GesvdKernel`` in csrc/gpu/device_spectral.h.
@@ -38,7 +40,8 @@ def gesvd_vjp(
 ) -> Tensor | None:
     """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
-    status = None if degeneracy == "nan" else _items.DeferredStatus.acquire(values)
+    checked = degeneracy != "nan" and not are_distinct(values, tol)
+    status = _items.DeferredStatus.acquire(values) if checked else None
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     result, _ = _tiles.describe_operand(written)
     if U.shape[-1] > V.shape[-1]:

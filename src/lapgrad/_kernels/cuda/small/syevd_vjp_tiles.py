@@ -3,7 +3,8 @@
     P = gU Uᵀ,  M = weigh(P),  gA = Uᵀ (M U)
 
 See ``kernels/syevd_vjp_tiles.cu``. P and M lie in the memory of gA; one more matrix per item is allocated.
-The host waits for M, which is when a loss without a derivative has been found, and not for the last products.
+Unless eigenvalues are known to be distinct (``ties.py``), the host waits for M, which is when a loss without
+a derivative has been found, and not for the last products.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.small import tiles as _tiles
+from lapgrad._kernels.cuda.small.ties import are_distinct
 from lapgrad._kernels.native import core
 
 #: In the order of ``SyevdKernel`` in csrc/gpu/device_spectral.h.
@@ -38,7 +40,8 @@ def syevd_vjp(
     all eigenvectors and eigenvalues.
     """
     values, steps = eigenvalues.contiguous(), None if slope is None else slope.contiguous()
-    status = None if degeneracy in _UNREPORTED else _items.DeferredStatus.acquire(values)
+    checked = degeneracy not in _UNREPORTED and not are_distinct(values, tol)
+    status = _items.DeferredStatus.acquire(values) if checked else None
     written = gA if gA.is_contiguous() else torch.empty_like(gA, memory_format=torch.contiguous_format)
     described = [_tiles.describe_operand(operand) for operand in (written, U, gU)]
     inner = values.new_empty(written.numel() + 2 * values.numel())
