@@ -78,6 +78,8 @@ constexpr index_t small_svd_side = 8, svd_group_cost = 4;
 constexpr index_t locked_operations = 50000;
 // Multiplications up to which a shortcut computes a product by the core's own kernel, and up to which it computes a batch of them.
 constexpr index_t small_product = 8000;
+// Bytes of a row of A up to which the mirrored triangle of A A' is computed, too: to copy it takes longer.
+constexpr index_t short_sum_bytes = 64;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
 constexpr index_t short_run = 64;
 // Factors of a sum of logarithms that are multiplied before one logarithm is taken of the product.
