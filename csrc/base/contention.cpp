@@ -74,10 +74,6 @@ int limit_threads(int team) {
     return keeps_threads ? team : governor().limit(team, now);
 }
 
-bool is_retreating(int team) {
-    return is_on.load(std::memory_order_relaxed) && team > 1 && governor().limit(team, read_clock()) < team;
-}
-
 LongLoop::LongLoop(bool is_long) : before_(keeps_threads) { keeps_threads = before_ || is_long; }
 
 LongLoop::~LongLoop() { keeps_threads = before_; }

@@ -87,9 +87,6 @@ nanoseconds read_clock();
 // Returns how many of `team` threads a call should use now. From time to time it looks how often this thread was preempted.
 int limit_threads(int team);
 
-// Whether a call of `team` threads would get fewer of them now, were it not for a LongLoop.
-bool is_retreating(int team);
-
 // While alive and `is_long`, calls of this thread keep all threads in a retreat too. It is for loops with a single join and much work:
 // the join costs a time slice of the scheduler at most, and two threads get a larger share of cores that others use than one does.
 class LongLoop {

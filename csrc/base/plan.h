@@ -55,8 +55,6 @@ constexpr index_t parallel_operations = 20000;
 constexpr index_t parallel_multiplications = 1 << 18;
 // Multiplications from which on a loop keeps its threads while other programs use the cores (contention.h): about 20 ms on one thread.
 constexpr double long_multiplications = 4e8;
-// Slices of columns per thread in such a loop: threads that get less of their cores take fewer.
-constexpr index_t contended_slices = 4;
 // Up to this many threads the algorithms for "few" threads run.
 constexpr int few_threads = 4;
 // LU kernels with one matrix per lane are faster than LAPACK up to this order even for one matrix.
@@ -78,6 +76,8 @@ constexpr index_t small_svd_side = 8, svd_group_cost = 4;
 constexpr index_t locked_operations = 50000;
 // Multiplications up to which a shortcut computes a product by the core's own kernel, and up to which it computes a batch of them.
 constexpr index_t small_product = 8000;
+// Bytes of a row of A up to which the mirrored triangle of A A' is computed, too: to copy it takes longer.
+constexpr index_t short_sum_bytes = 64;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
 constexpr index_t short_run = 64;
 // Factors of a sum of logarithms that are multiplied before one logarithm is taken of the product.

@@ -51,6 +51,12 @@ T multiply_row(View<const T> a, View<const T> b) {
     return sum;
 }
 
+// Whether B is the transpose of A in the same memory.
+template <class T>
+bool is_transpose(View<const T> A, View<const T> B) {
+    return A.data == B.data && A.row_stride == B.col_stride && A.col_stride == B.row_stride;
+}
+
 // The lower triangle by recursion, on one thread.
 template <class T>
 void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper) {
@@ -60,6 +66,10 @@ void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, 
         return;
     }
     if (n <= isa::product_limit) {
+        // Short sums: both triangles take less time than one and its mirror image. The kernel adds up both in the same order.
+        const bool is_short = k * index_t(sizeof(T)) <= plan::short_sum_bytes;
+        if (is_short && upper == Upper::mirror && !accumulate && is_transpose<T>(A, B) && C.col_stride == 1)
+            return gemm<T>(alpha, A, B, false, C);
         gemmt_leaf<T>(alpha, A, B, accumulate, C);
         if (upper == Upper::mirror) mirror_lower<T>(C, false);
         if (upper == Upper::clear) clear_strict_upper<T>(C, false);

@@ -53,13 +53,11 @@ void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
     }
 }
 
-// Calls body(slice) for slices of X's columns: one per thread, if they are wide enough, else X as a whole. While other programs use the
-// cores there are more slices than threads.
+// Calls body(slice) for slices of X's columns: one per thread, if they are wide enough, else X as a whole.
 template <class T, class F>
 void for_column_slices(View<T> X, bool parallel, F body) {
     const int team = parallel ? parallel::threads() : 1;
-    const index_t wanted = contention::is_retreating(team) ? team * plan::contended_slices : team;
-    const index_t slices = std::min<index_t>(wanted, X.cols / plan::current.slice_columns);
+    const index_t slices = std::min<index_t>(team, X.cols / plan::current.slice_columns);
     if (slices <= 1) return body(X);
     const index_t width = (X.cols + slices - 1) / slices;
     parallel::for_each((X.cols + width - 1) / width, [&](index_t s) {
@@ -84,13 +82,8 @@ template <class T>
 void trsm(View<const T> L, bool lower, View<T> X, bool parallel, bool unit = false) {
     if (L.rows == 0 || X.cols == 0) return;
     if (plan::uses_narrow_trsm<T>(L.rows, X.cols)) return solve_narrow<T>(L, lower, X, unit);
-    const bool by_vendor = plan::uses_vendor_trsm<T>(L.rows);
-    // The library's own threads would wait for each other; slices of columns do not.
-    const bool in_slices = parallel && contention::is_retreating(parallel::threads()) && blas::serial_in_parallel_region;
-    if (by_vendor && !in_slices) return blas::trsm<T>(L, lower, X, unit);
-    for_column_slices<T>(X, parallel, [&](View<T> slice) {
-        by_vendor ? blas::trsm<T>(L, lower, slice, unit) : solve_triangle<T>(L, lower, slice, unit);
-    });
+    if (plan::uses_vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
+    for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice, unit); });
 }
 
 // Returns the first zero on a diagonal as item * order + index; -1 if there is none.

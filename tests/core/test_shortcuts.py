@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import lapgrad
 from lapgrad._kernels import cpu as _cpu
 from lapgrad._kernels import table as _kernels
 from lapgrad._kernels.cuda.ways.table import WAYS
+from lapgrad._torch.private import find_names_for_shortcuts
 from lapgrad.ops import potrf as _potrf
 
 pytestmark = pytest.mark.cpu
@@ -181,6 +184,61 @@ def test_results_are_those_of_the_way_through_python(
             assert torch.equal(joined(result), expected)
         assert all(map(torch.equal, operands, before))
     assert served == [name] * len(all_flags)
+
+
+@pytest.fixture
+def without_functions_of_torch() -> Iterator[None]:
+    """While active, tensors are allocated, and surroundings looked at, by functions of Python."""
+    names = find_names_for_shortcuts()
+    assert names is not None
+    try:
+        assert _cpu.core.bind_torch({**names, "functions": {}})
+        yield
+    finally:
+        assert _cpu.core.bind_torch(names)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_the_c_functions_of_torch(
+    name: str, served: list[str], without_functions_of_torch: None
+) -> None:
+    """A torch that exports none of them, or not all, is asked through Python."""
+    for shape in ((6, 6), (3, 5, 5)):
+        test_results_are_those_of_the_way_through_python(name, shape, torch.float64, served)
+        served.clear()
+    test_modes_and_transforms_take_the_way_through_python(name, served)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_tensors_like_any_other(name: str, served: list[str]) -> None:
+    """One owner, memory that torch may resize and frees, and no record of how they came to be."""
+    function, make, _ = CASES[name]
+    result = function(*make(6, 6))
+    one = result[0] if isinstance(result, tuple) else result
+    assert type(one) is Tensor
+    assert (one._version, one.is_leaf, one.is_inference(), one.requires_grad) == (0, True, False, False)
+    assert one.untyped_storage().nbytes() == one.numel() * one.element_size()
+    one.resize_(one.numel() + 100).add_(1.0)
+    assert one.requires_grad_().grad is None
+    with torch.inference_mode():
+        result = function(*make(6, 6))
+        assert (result[0] if isinstance(result, tuple) else result).is_inference()
+    assert served == [name] * 2
+
+
+def test_memory_of_results_is_freed() -> None:
+    """Ten thousand results of 80 kB: one that were kept in a hundred would add 8 MB."""
+    d = general(100)
+    lapgrad.makediag(d)
+    before = read_resident_bytes()
+    for _ in range(10_000):
+        lapgrad.makediag(d)
+    assert read_resident_bytes() - before < 8e6
+
+
+def read_resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"makediag", "maketrian"}))

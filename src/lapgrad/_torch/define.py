@@ -126,12 +126,13 @@ class Formulas:
 
     def slots_by_need(self) -> dict[tuple[bool, ...], tuple[int | None, ...]]:
         """For each set of operands that need a gradient: the slots to save, None for those to leave out."""
+        slots = self.slots
         return {
             needs: tuple(
                 slot
                 if any(need and slot in reads for need, reads in zip(needs, self.saves, strict=True))
                 else None
-                for slot in self.slots
+                for slot in slots
             )
             for needs in itertools.product((False, True), repeat=len(self.saves))
         }
@@ -449,9 +450,9 @@ def _register(
     without_recording = torch.no_grad()(kernel)
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)
+    _torch_private.register_fake(_LIBRARY, name, fake)
     # This key stands for all that have no kernel of their own, sparse layouts on every device among them.
     _LIBRARY.impl(name, _make_refusal_of_sparse(name), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lapgrad::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
     return dispatched
 
