@@ -61,7 +61,7 @@ _ENTRIES = {
 }
 
 
-_LBFGS_STEPS = 500
+_LBFGS_STEPS = 1000
 
 
 class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
@@ -277,7 +277,7 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
 
         Args:
             optimizer: "lbfgs", or "adam" (for networks).
-            steps: Evaluations of the loss, at most; None: 500 of L-BFGS, 1000 of Adam.
+            steps: Evaluations of the loss, at most; None: 1000 of L-BFGS, 1000 of Adam.
             lr: Learning rate of Adam (None: 0.05), or a function that returns the rate of a step, given its
                 number from 0 on; the length of the first step of L-BFGS (None: 1).
             tolerance: Stop when the loss changes by less than this, relative to its magnitude (at least 1, at
@@ -324,9 +324,21 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             evaluate,
             functools.partial(_starts.propose_start, numbers),
             functools.partial(_starts.shorten_way, numbers),
-            SearchLimits(_LBFGS_STEPS if steps is None else steps, float(lr or 1.0), tolerance),
+            functools.partial(_starts.rescale_variances, numbers, self._count_observations()),
+            SearchLimits(
+                _LBFGS_STEPS if steps is None else steps,
+                float(lr or 1.0),
+                tolerance,
+                all(number.is_variance for number in numbers),
+            ),
         )
         return run_shared(self.group, learned, search, progress, callback)
+
+    def _count_observations(self) -> int:
+        """Return the number of observations, less those that determine diffuse states; 0: not known here."""
+        if self.group is not None:
+            return 0
+        return int((~self.y.isnan()).sum()) - len(self._diffuse.positions) * len(self.y)
 
     @torch.no_grad()
     def filter(self) -> Filtered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,13 @@ class CurvedBlock(NamedTuple):
     transition_slopes: Array
     prior: Array
     prior_slopes: Array
+
+
+def squash_number(raw: float, low: float, high: float) -> tuple[float, float]:
+    """Return what ``bounded(low, high)`` makes of one raw number, and its derivative."""
+    small = math.exp(-abs(raw))
+    part = (small if raw < 0.0 else 1.0) / (1.0 + small)
+    return low + (high - low) * part, (high - low) * part * (1.0 - part)
 
 
 def squash(raw: Array, low: float, high: float) -> tuple[Array, Array]:

@@ -60,10 +60,12 @@ _NEAR_END = 0.1
 #: Returns a point with vanishing variances set to nearly zero, or None, given a point and its gradient.
 Shorten = Callable[[Array, Array], Array | None]
 
-#: Returns one of the points that it has evaluated, to begin from, or None, given a minimum, its value and a
-#: function that
-#: evaluates the loss.
-Propose = Callable[[Array, float, Array, Callable[[Array], float]], Array | None]
+#: Returns a point whose variances have the best common scale, or None, given a point and its gradient.
+Rescale = Callable[[Array, Array], Array | None]
+
+#: Returns some of the points that it has evaluated, to begin from, given a minimum, its value and gradient,
+#: and a function that evaluates the loss.
+Propose = Callable[[Array, float, Array, Callable[[Array], float]], list[Array]]
 
 
 class SearchLimits(NamedTuple):
@@ -73,11 +75,13 @@ class SearchLimits(NamedTuple):
         steps: Evaluations of the loss, at most.
         first_step: Length of the first step.
         tolerance: What counts as no change of the loss, relative to its magnitude.
+        is_simple: Whether all parameters are variances: searches from other starts may then be short.
     """
 
     steps: int
     first_step: float
     tolerance: float
+    is_simple: bool = False
 
     def compute_threshold(self, value: float) -> float:
         """Return the change of the loss that counts as none."""
@@ -100,6 +104,7 @@ def fit_series(
     evaluate: Callable[[Array], tuple[float, Array]],
     propose: Propose,
     shorten: Shorten,
+    rescale: Rescale,
     limits: SearchLimits,
     *,
     progress: bool = False,
@@ -113,6 +118,7 @@ def fit_series(
         evaluate: Returns the loss and its gradient at parameters in one vector.
         propose: Other starts.
         shorten: Shorter ways to zero.
+        rescale: A better scale for the start.
         limits: When to stop.
         progress: Show a progress bar.
         callback: Called with the number of evaluations and the loss after each improvement; True stops the
@@ -134,7 +140,7 @@ def fit_series(
         start = join_parameters(parameters)
         search.best = _Point(start, math.nan, start)
         try:
-            reason, is_converged = search.run(start, propose), True
+            reason, is_converged = search.run(start, propose, rescale), True
         except _SearchEnd as end:
             reason, is_converged = str(end), False
         finally:
@@ -160,8 +166,9 @@ class _Search:
         self.shorten = shorten
         self.who, self.function, self.limits, self.callback, self.show = who, evaluate, limits, callback, show
         self.steps, self.history = 0, list[float]()
+        self.inverse: Array | None = None
 
-    def run(self, x: Array, propose: Propose) -> str:
+    def run(self, x: Array, propose: Propose, rescale: Rescale) -> str:
         """Search from x and from other starts; return how convergence was seen."""
         try:
             value, gradient = self.function(x)
@@ -176,6 +183,12 @@ class _Search:
             )
         start = _Point(x, value, gradient)
         self.accept(start)
+        moved = rescale(x, gradient)
+        if moved is not None:
+            there = self.evaluate(moved)
+            if there.value < start.value:
+                start = there
+                self.accept(start)
         reason = self.descend(start)
         for _ in range(_RESTARTS):
             before = self.best.value
@@ -185,11 +198,10 @@ class _Search:
                 tried.append(self.evaluate(x))
                 return tried[-1].value
 
-            other = propose(self.best.x, before, self.best.gradient, evaluate)
-            point = next((point for point in tried if point.x is other), None)
-            if point is None or not math.isfinite(point.value):
-                break
-            reason = self.descend(point, to_beat=before) or reason
+            for other in propose(self.best.x, before, self.best.gradient, evaluate):
+                point = next(point for point in tried if point.x is other)
+                if math.isfinite(point.value):
+                    reason = self.descend(point, to_beat=self.best.value) or reason
             if before - self.best.value <= self.limits.compute_threshold(before):
                 break
         return reason
@@ -198,8 +210,9 @@ class _Search:
         """Run BFGS from a point. A search that lacks too much to end below ``to_beat`` is given up."""
         if point.value < to_beat < math.inf:
             self.accept(point)
-        inverse = self.compute_inverse(point)
-        is_fresh = True
+        # From another start the curvature at the minimum that is known is good enough to begin with.
+        is_fresh = self.inverse is None or to_beat == math.inf or not self.limits.is_simple
+        inverse = self.compute_inverse(point) if self.inverse is None or is_fresh else self.inverse
         while True:
             direction = -(inverse @ point.gradient)
             slope = float(direction @ point.gradient)
@@ -225,6 +238,8 @@ class _Search:
             ):
                 return ""
             if change < threshold and promise < threshold:
+                if self.limits.is_simple and point.value > to_beat - threshold:
+                    return ""
                 inverse, is_fresh = self.compute_inverse(point), True
                 if 0.5 * float(point.gradient @ inverse @ point.gradient) < threshold:
                     return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
@@ -266,6 +281,7 @@ class _Search:
             np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300)
         )
         inverse: Array = (vectors / values) @ vectors.T
+        self.inverse = inverse
         return inverse
 
     def search_line(self, start: _Point, direction: Array, slope: float, step: float) -> _Point | None:
@@ -298,12 +314,14 @@ class _Search:
             raise _SearchEnd(f"{self.limits.steps} steps were made")
         self.steps += 1
         try:
-            value, gradient = self.function(x)
+            # A trial may be so far away that numbers overflow.
+            with np.errstate(all="ignore"):
+                value, gradient = self.function(x)
         except _exceptions.ProcessGroupError:
             raise
         except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR):
             return _Point(x, math.inf, np.zeros_like(x))
-        is_finite = math.isfinite(value) and bool(np.isfinite(gradient).all())
+        is_finite = math.isfinite(value) and math.isfinite(float(gradient @ gradient))
         return _Point(x, value if is_finite else math.inf, gradient)
 
     def accept(self, point: _Point) -> None:
@@ -322,5 +340,5 @@ def _update_inverse(inverse: Array, s: Array, y: Array) -> Array:
     size = float(y @ Hy)
     if not curvature > 1e-12 * size:
         return inverse
-    cross = np.outer(s, Hy)
-    return inverse + (1.0 + size / curvature) / curvature * np.outer(s, s) - (cross + cross.T) / curvature
+    cross = s[:, None] * Hy
+    return inverse + ((1.0 + size / curvature) / curvature * s)[:, None] * s - (cross + cross.T) / curvature

@@ -30,6 +30,10 @@ _VANISHED = -20.0
 """Logarithm of the part of the largest variance that one which vanishes is set to."""
 
 
+_SAME_SCALE = 0.05
+"""A change of the logarithm of all variances by less than this is not worth an evaluation."""
+
+
 class SeriesFacts(NamedTuple):
     """What components choose their first hyper-parameters by.
 
@@ -113,13 +117,15 @@ def propose_start(
     value: float,
     gradient: Array,
     evaluate: Callable[[Array], float],
-) -> Array | None:
+) -> list[Array]:
     """Return the best of several points around a minimum that a descent from it would not have reached.
 
     The logarithm of a variance that has become nearly zero has no gradient left, and a fit would stay there
     for ever:
     such a variance is raised. Others are lowered, until they are nearly zero, and parameters in an interval
-    are shifted. The point with the lowest loss is returned, also if it is above that of the minimum.
+    are shifted. Of the points for each parameter the one with the lowest loss counts, also if it is above
+    that of the minimum. Those with the lowest losses are returned, the best one first: half as many as there
+    are parameters, at most three.
 
     Args:
         numbers: What the coordinates are.
@@ -130,8 +136,9 @@ def propose_start(
     """
     logs = [number.power * float(x[i]) for i, number in enumerate(numbers) if number.is_variance]
     largest = max(logs, default=0.0)
-    best, lowest = None, math.inf
+    found_best: list[tuple[float, int, Array]] = []
     for i, number in enumerate(numbers):
+        best, lowest = None, math.inf
         for change in _list_changes(number, float(x[i]), largest, float(gradient[i])):
             candidate = x.copy()
             candidate[i] += change
@@ -139,7 +146,10 @@ def propose_start(
             # Lowering what is of no importance leads nowhere new: its loss is that of the minimum.
             if found < lowest and abs(found - value) > 1e-6 * max(1.0, abs(value)):
                 best, lowest = candidate, found
-    return best
+        if best is not None:
+            found_best.append((lowest, i, best))
+    chosen = sorted(found_best, key=lambda one: one[:2])[: min(3, (len(numbers) + 1) // 2)]
+    return [candidate for _, _, candidate in chosen]
 
 
 def _list_changes(number: LearnedNumber, at: float, largest: float, slope: float) -> list[float]:
@@ -150,24 +160,46 @@ def _list_changes(number: LearnedNumber, at: float, largest: float, slope: float
     size = number.power * at
     if size < largest + math.log(_NEGLIGIBLE):
         # By the sign of its gradient a variance of nearly zero should be larger, or is right to be zero.
-        parts = _RAISED if slope < 0.0 else _RAISED[1:2]
+        parts = _RAISED if slope < 0.0 else _RAISED[1:4:2]
         return [(largest + math.log(part) - size) / number.power for part in parts]
     return [-_LOWERED / number.power]
 
 
 def shorten_way(numbers: Sequence[LearnedNumber], x: Array, gradient: Array) -> Array | None:
     """Return a point with small variances that vanish set to nearly zero; None: there are none."""
-    sizes = np.array([number.power for number in numbers]) * x
-    is_variance = np.array([number.is_variance for number in numbers])
-    if not is_variance.any():
-        return None
-    below = sizes - sizes[is_variance].max()
-    vanishing = (
-        is_variance & (gradient > 1e-6) & (gradient < 0.5) & (below < -3.0) & (below > _VANISHED + 1.0)
-    )
-    if not vanishing.any():
-        return None
-    moved = x.copy()
-    powers = np.array([number.power for number in numbers])
-    moved[vanishing] += (_VANISHED - below[vanishing]) / powers[vanishing]
+    # For a few numbers lists take less time than arrays.
+    sizes = [
+        number.power * at if number.is_variance else -math.inf
+        for number, at in zip(numbers, x.tolist(), strict=True)
+    ]
+    largest = max(sizes)
+    moved = None
+    for i, slope in enumerate(gradient.tolist()):
+        below = sizes[i] - largest
+        if 1e-6 < slope < 0.5 and _VANISHED + 1.0 < below < -3.0:
+            moved = x.copy() if moved is None else moved
+            moved[i] += (_VANISHED - below) / numbers[i].power
     return moved
+
+
+def rescale_variances(
+    numbers: Sequence[LearnedNumber], count: int, x: Array, gradient: Array
+) -> Array | None:
+    """Return a point with the variances multiplied by a common factor that is best; None: there are none.
+
+    If all variances are learned, the loss for a factor c is (count log c + quadratic / c) / 2 and a constant,
+    and its derivative at c = 1, (count - quadratic) / 2, says what the quadratic form is.
+
+    Args:
+        numbers: What the coordinates are.
+        count: Observations, less those that determine diffuse states; at most 0: this is not known.
+        x: (k,), the point.
+        gradient: (k,), the gradient of the loss there.
+    """
+    powers = np.array([number.power if number.is_variance else math.inf for number in numbers])
+    slope = float((gradient / powers).sum())
+    is_scaled = count > 0 and all(number.is_variance for number in numbers)
+    factor = 1.0 - 2.0 * slope / count if is_scaled else 1.0
+    if not (math.isfinite(factor) and factor > 0.0) or abs(math.log(factor)) < _SAME_SCALE:
+        return None
+    return x + math.log(factor) / powers

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lapgrad import _exceptions
 from lapgrad.models._parameters import Hyperparameter, Value, bounded
-from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash
+from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash_number
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, NUMBERS, Entry
@@ -188,19 +188,22 @@ class Cycle(Component):
 
     def curve(self, raw: Array) -> CurvedBlock:
         """Return damping times a rotation, and the stationary distribution, with their derivatives."""
-        angle, of_angle = squash(raw[:1], *self.frequency_bounds)
-        damping, of_damping = squash(raw[1:], 0.0, 1.0) if self.damped else (np.ones(1), np.ones(1))
-        cosine, sine = math.cos(angle[0]), math.sin(angle[0])
-        rotation = np.array([[cosine, sine], [-sine, cosine]])
-        turned = np.array([[-sine, cosine], [-cosine, -sine]])
-        gradient = np.stack((of_angle * damping * turned, of_damping * rotation))
-        prior, gradient_of_prior = np.zeros((2, 2)), np.zeros((2, 2, 2))
+        low, high = self.frequency_bounds
+        angle, of_angle = squash_number(float(raw[0]), low, high)
+        damping, of_damping = squash_number(float(raw[1]), 0.0, 1.0) if self.damped else (1.0, 0.0)
+        c, s = math.cos(angle), math.sin(angle)
+        transition = np.array([[damping * c, damping * s], [-damping * s, damping * c]])
+        turn, fade = of_angle * damping, of_damping
+        slopes = np.array(
+            [[[-turn * s, turn * c], [-turn * c, -turn * s]], [[fade * c, fade * s], [-fade * s, fade * c]]]
+        )
+        prior, prior_slopes = np.zeros((2, 2)), np.zeros((2, 2, 2))
         if self.stationary:
-            lost = 1.0 - damping[0] ** 2
+            lost = 1.0 - damping**2
             prior = np.eye(2) / lost
-            gradient_of_prior[1] = of_damping * 2.0 * damping / lost * prior
+            prior_slopes[1] = 2.0 * of_damping * damping / lost * prior
         k = len(raw)
-        return CurvedBlock(damping * rotation, gradient[:k], prior, gradient_of_prior[:k])
+        return CurvedBlock(transition, slopes[:k], prior, prior_slopes[:k])
 
     def _make_block(self, gaps: Tensor) -> Block:
         # In a step of length g: A = damping^g · rotation, Q = variance (1 - damping^2g) / (1 - damping^2).
