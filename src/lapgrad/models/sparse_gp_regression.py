@@ -25,11 +25,10 @@ from lapgrad.models._gp import jitter as _jitter
 from lapgrad.models._gp import sparse_posterior as _sparse_posterior
 from lapgrad.models._gp.mean_functions import WithMeanFunction, find_mean
 from lapgrad.models._gp.sparse_posterior import SparsePosterior
+from lapgrad.models._gp.sparse_starts import WithSecondStart
 from lapgrad.models._gp.spread_rows import Residuals, SpreadRows, make_shared_generator, register_rows
-from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value, above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
-from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART, TEXT, check_entries
 from lapgrad.models._training.progress import RowCounter
 from lapgrad.models._training.result import FitResult
@@ -51,7 +50,7 @@ _ENTRIES = {
 }
 
 
-class SparseGPRegression(StandardisedRegression, WithMeanFunction, Model):
+class SparseGPRegression(WithMeanFunction, WithSecondStart):
     """y = f(x) + noise with f a Gaussian process, approximated by its values at U inducing inputs.
 
     Learns kernel, noise, mean and inducing inputs together by the collapsed variational bound of Titsias

@@ -200,7 +200,7 @@ def test_learning_by_leave_one_out() -> None:
     result = model.fit(criterion="leave-one-out", starts=2)
     assert abs(result.loss - model.loo_loss().item()) < 1e-6
     assert result.loss < before - 1.0
-    with pytest.raises(lapgrad.OptionError, match="criterion must be one of 'likelihood', 'leave-one-out'"):
+    with pytest.raises(lapgrad.OptionError, match="criterion must be one of 'regularised', 'likelihood'"):
         model.fit(criterion="loo")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -44,8 +45,7 @@ def fit_from_several(
 ) -> FitResult:
     """Fit a Gaussian process from several starts; for the arguments see ``GPRegression.fit``."""
     who = f"{type(model).__name__}.fit"
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise _exceptions.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
+    check_count(who, count)
     source = _checks.make_generator(who, generator, torch.device("cpu"))
     is_resumed = options.get("resume") is not None
     if count == 1 or optimizer != "lbfgs" or is_resumed or not is_batchable(model):
@@ -60,6 +60,12 @@ def fit_from_several(
     return _fit_twice(model, functools.partial(fit, optimizer, **options), source)
 
 
+def check_count(who: str, count: int | None) -> None:
+    """Raise an OptionError unless a number of starts is positive, or None."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise _exceptions.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
+
+
 def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Generator | None) -> FitResult:
     """Fit from where the model is, and from a second start; keep the better one.
 
@@ -67,19 +73,37 @@ def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Gener
     learned to the end, with few evaluations of all rows.
     """
     initial = draw_starts(model, _FEW + 1, generator)[1:]
+
+    def move() -> None:
+        set_parameters(model, find_best_start(_choose_subject(model, generator), initial))
+
+    return fit_again(model, fit, move)
+
+
+def fit_again(
+    model: Any, fit: Callable[..., FitResult], move: Callable[[], None], *, only_if_converged: bool = False
+) -> FitResult:
+    """Fit from where a model is, then from a second start; keep the better one.
+
+    Args:
+        model: Has an attribute ``jitter``.
+        fit: Fits the model; takes a ``callback``.
+        move: Sets the parameters of the model to the second start.
+        only_if_converged: Leave out the second fit if the first one has not converged.
+    """
     with warnings.catch_warnings(record=True) as of_first:
         warnings.simplefilter("always")
         first = fit()
+    second, of_second = None, list[warnings.WarningMessage]()
     kept = [parameter.detach().clone() for parameter in model.parameters()], model.jitter
-    subject = _choose_subject(model, generator)
-    with warnings.catch_warnings(record=True) as of_second:
-        warnings.simplefilter("always")
-        set_parameters(model, find_best_start(subject, initial))
-        budget = max(_LEAST_BUDGET, int(_BUDGET * first.steps))
-        try:
-            second = fit(callback=lambda step, loss: step >= budget and loss > first.loss)
-        except _exceptions.FitError:
-            second = None
+    if first.converged or not only_if_converged:
+        with warnings.catch_warnings(record=True) as of_second:
+            warnings.simplefilter("always")
+            move()
+            budget = max(_LEAST_BUDGET, int(_BUDGET * first.steps))
+            # A fit of which the second start cannot be evaluated is that of the first.
+            with contextlib.suppress(_exceptions.FitError):
+                second = fit(callback=lambda step, loss: step >= budget and loss > first.loss)
     is_better = second is not None and second.loss < first.loss
     if not is_better:
         with torch.no_grad():
@@ -87,7 +111,7 @@ def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Gener
                 parameter.copy_(value)
         model.jitter = kept[1]
     for warning in of_second if is_better else of_first:
-        warnings.warn(warning.message, stacklevel=4)
+        warnings.warn(warning.message, stacklevel=5)
     if second is None:
         return first
     return dataclasses.replace(
