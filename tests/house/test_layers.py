@@ -257,15 +257,16 @@ def test_folders_are_small() -> None:
 
 #: A lookup of a routine in the table of kernels, and the files that may have one.
 LOOKUP = r'\blookup\(\s*"(\w+)"'
-OPERATOR_FILES = [file for folder in ("ops", "linalg", "fused") for file in (PACKAGE / folder).rglob("*.py")]
+OPERATOR_FILES = [
+    file
+    for folder in ("ops", "linalg", "fused", "_translation")
+    for file in (PACKAGE / folder).rglob("*.py")
+]
 
 
 def test_every_routine_is_looked_up() -> None:
     """Public functions of kernel modules are routines: helpers belong in private modules."""
-    operators = "".join(
-        file.read_text() for folder in ("ops", "linalg", "fused") for file in (PACKAGE / folder).rglob("*.py")
-    )
-    looked_up = set(re.findall(r'\blookup\(\s*"(\w+)"', operators))
+    looked_up = set(re.findall(LOOKUP, "".join(file.read_text() for file in OPERATOR_FILES)))
     packages = ("torch", "cpu", "cuda")
     kernels = {name for package in packages for name in collect_kernels(f"lapgrad._kernels.{package}")}
     assert looked_up == kernels

@@ -41,6 +41,9 @@ def is_served_on_device(A: Tensor) -> bool:
     """Whether lapgrad's kernels for CUDA factorise ``A``: square, and not too large."""
     return (
         has_kernel("gesv_with_status", A)
+        and has_kernel("inverse_with_status", A)
+        and has_kernel("det_without_status", A)
+        and has_kernel("slogdet_without_status", A)
         and A.shape[-1] == A.shape[-2]
         and bool(lookup("serves_gesv_with_status", A)(A))
     )
