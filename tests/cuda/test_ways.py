@@ -146,6 +146,7 @@ class Taken:
             plain=self._watch(name, "plain", way.plain),
             recorded=self._watch(name, "recorded", way.recorded),
             planned=self._watch(name, "planned", way.planned),
+            direct=way.direct and tuple(self._watch(name, "direct", function) for function in way.direct),
         )
 
     def _watch(self, name: str, kind: str, way: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -169,6 +170,7 @@ def set_ways(find: Callable[[str], Way | None], device: tuple[int, str | None]) 
             "is_there": device[1],
             "find_way": find,
             "keeps_precision": keeps_products,
+            "precision": None,
             "run_planned": run_planned,
             "get_device": lambda: 0,
             "get_stream": lambda device: 0,
@@ -219,7 +221,9 @@ def test_values(name: str, taken: Taken) -> None:
             again(taken)
             assert_all_close(result, expected)
             assert all(map(torch.equal, operands, before))
-    assert set(taken.names) == {(name, "planned" if WAYS[name].planned else "plain")}
+    kinds = {kind for taken_name, kind in taken.names if taken_name == name}
+    expected_kinds = {"planned"} if WAYS[name].planned else {"plain"}
+    assert kinds == expected_kinds | ({"direct"} if WAYS[name].direct else set())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].planned])
@@ -289,6 +293,7 @@ def test_gradients(name: str, taken: Taken) -> None:
             again(taken)
             assert_all_close(found, expected, 50)
     assert ((name, "recorded") in taken.names) == (WAYS[name].recorded is not None)
+    assert ((name, "direct") in taken.names) == (WAYS[name].direct is not None)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].recorded])
