@@ -231,17 +231,15 @@ def test_planned_ways_are_repeated(name: str, taken: Taken) -> None:
     """The core launches for other operands of the same layout, and asks Python for other layouts only."""
     function, make, _ = CASES[name]
     for change in (lambda x: x, lambda x: x.mT.contiguous().mT if x.dim() > 2 else x, lambda x: x[1:]):
+        drawn = [[change(operand) for operand in make(3, 5, 5)] for _ in range(3)]
+        expected = [without_ways(function, *operands) for operands in drawn]
+        again(taken)
         taken.names.clear()
-        for repetition in range(3):
-            operands = [change(operand) for operand in make(3, 5, 5)]
+        for operands, wanted in zip(drawn, expected, strict=True):
             result = function(*operands)
-            assert len(taken.names) == 1, repetition
             assert not result._is_view()
-            names = list(taken.names)
-            expected = without_ways(function, *operands)
-            assert_all_close(result, expected)
-            again(taken)
-            taken.names[:] = names
+            assert_all_close(result, wanted)
+        assert taken.names == [(name, "planned")]
 
 
 def test_operands_that_share_memory_are_not_repeated(taken: Taken) -> None:
