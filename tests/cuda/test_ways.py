@@ -275,8 +275,15 @@ def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ..
     return [result.detach(), *[gradient.detach() for gradient in gradients], *second]
 
 
+@pytest.fixture
+def without_small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has small triangular products recorded as larger ones are."""
+    for limit in ("FEW_TILES", "TRIANGULAR_ALONE", "TRIANGULAR_SMALL"):
+        monkeypatch.setattr(_thresholds, limit, 0)
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if not name.endswith(("_vjp", "_again"))])
-def test_gradients(name: str, taken: Taken) -> None:
+def test_gradients(name: str, taken: Taken, without_small_kernels: None) -> None:
     """First and second derivatives, whoever records them."""
     function, make, all_flags = CASES[name]
     for shape in ((4, 4), (3, 5, 5)):
@@ -294,8 +301,20 @@ def test_gradients(name: str, taken: Taken) -> None:
     assert ((name, "direct") in taken.names) == (WAYS[name].direct is not None)
 
 
+def test_small_triangular_products_are_recorded_by_the_operator(taken: Taken) -> None:
+    """Their gradient is two launches, which the core repeats."""
+    L, A = general(3, 4, 4), general(3, 4, 4)
+
+    def multiply(L: Tensor, A: Tensor) -> Tensor:
+        return lapgrad.trmm(L, A)
+
+    found = differentiate_twice(multiply, (L, A))
+    assert ("trmm", "recorded") not in taken.names
+    assert_all_close(found, without_ways(differentiate_twice, multiply, (L, A)), 50)
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].recorded])
-def test_torch_records_what_it_may(name: str, taken: Taken) -> None:
+def test_torch_records_what_it_may(name: str, taken: Taken, without_small_kernels: None) -> None:
     """No node of lapgrad's own stands in the graph."""
     function, make, _ = CASES[name]
     result = function(*[operand.requires_grad_() for operand in make(3, 4, 4)])
@@ -383,7 +402,7 @@ def test_large_orders_are_left_to_the_operator(taken: Taken, monkeypatch: pytest
         assert taken.names == []
 
 
-def test_only_the_named_triangle_is_read(taken: Taken) -> None:
+def test_only_the_named_triangle_is_read(taken: Taken, without_small_kernels: None) -> None:
     """A NaN in the other triangle reaches neither result nor gradient."""
     broken = general(4, 4).tril() + torch.full((4, 4), torch.nan, dtype=torch.float64).triu(1)
     A = general(4, 4)
