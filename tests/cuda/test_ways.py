@@ -146,8 +146,16 @@ class Taken:
             plain=self._watch(name, "plain", way.plain),
             recorded=self._watch(name, "recorded", way.recorded),
             planned=self._watch(name, "planned", way.planned),
-            direct=way.direct and tuple(self._watch(name, "direct", function) for function in way.direct),
+            direct=way.direct and self._watch_both(name, *way.direct),
         )
+
+    def _watch_both(
+        self, name: str, one: Callable[..., Tensor], several: Callable[..., Tensor]
+    ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        watched = self._watch(name, "direct", one), self._watch(name, "direct", several)
+        assert watched[0] is not None
+        assert watched[1] is not None
+        return watched[0], watched[1]
 
     def _watch(self, name: str, kind: str, way: Callable[..., Any] | None) -> Callable[..., Any] | None:
         if way is None:

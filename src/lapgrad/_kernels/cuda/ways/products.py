@@ -151,8 +151,8 @@ def multiply_by_triangle_recorded(
 
     Nor is it for small matrices: the two launches of the operator's own gradient are faster there.
     """
-    n = L.shape[-1]
-    small = _small.serves(L.numel() // (n * n), *A.shape[-2:], n)
+    n, (rows, columns) = L.shape[-1], A.shape[-2:]
+    small = _small.serves(L.numel() // (n * n), rows, columns, n)
     if n > _thresholds.TRMM_WHOLE_UP_TO or small or serves_triangles(L, A):
         return None
     triangle = L.tril() if lower else L.triu()
