@@ -13,6 +13,9 @@ struct Settings {
     PyObject* is_there = nullptr;         // name of the attribute that is true for tensors on the device; null: there is no device
     PyObject* find_way = nullptr;         // name -> (plain, recorded, whether it multiplies), or None
     PyObject* keeps_precision = nullptr;  // tensor -> whether torch rounds no products of its kind
+    // (is_autocast_enabled, name of the device, get_precision, what it is asked, setting): torch rounds no products if autocast is off,
+    // the precision is full, and the attribute `users` of `setting` is 0; null: `keeps_precision` is asked.
+    PyObject* precision = nullptr;
     PyObject* run_planned = nullptr;      // (function, *arguments) -> None, or (result, kernel, grid, threads, bytes, arguments)
     PyObject* get_device = nullptr;       // -> the number of the current device
     PyObject* get_stream = nullptr;       // device -> the address of its current stream
@@ -108,6 +111,29 @@ bool has_same_batch(const DeviceOperand& A, const DeviceOperand& B) {
     return A.leading == B.leading && std::memcmp(A.header.shape, B.header.shape, sizeof(std::int64_t) * A.leading) == 0;
 }
 
+bool keeps_precision(PyObject* tensor) {
+    if (!settings.precision) {
+        const nb::object keeps = nb::steal(call_with(settings.keeps_precision, tensor));
+        if (!keeps.is_valid()) throw nb::python_error();
+        return keeps.ptr() == Py_True;
+    }
+    const auto part = [](int i) { return PyTuple_GetItem(settings.precision, i); };
+    const nb::object rounds = nb::steal(call_with(part(0), part(1)));
+    const nb::object precision = nb::steal(PyObject_Call(part(2), part(3), nullptr));
+    const nb::object users = nb::steal(PyObject_GetAttrString(part(4), "users"));
+    if (!rounds.is_valid() || !precision.is_valid() || !users.is_valid()) throw nb::python_error();
+    const bool is_full = PyUnicode_CompareWithASCIIString(precision.ptr(), "none") == 0 ||
+                         PyUnicode_CompareWithASCIIString(precision.ptr(), "ieee") == 0;
+    return rounds.ptr() == Py_False && is_full && PyLong_AsLong(users.ptr()) == 0;
+}
+
+// Whether flags are those of an unscaled product without transpositions.
+bool are_defaults(PyObject* const* flags, int count) {
+    for (int i = 0; i < count; ++i)
+        if (flags[i] != Py_False && !(PyFloat_Check(flags[i]) && PyFloat_AsDouble(flags[i]) == 1.0)) return false;
+    return true;
+}
+
 bool overlap(const dlpack::Tensor& A, const dlpack::Tensor& B) {
     return get_start(A) < get_start(B) + count_bytes(B) && get_start(B) < get_start(A) + count_bytes(A);
 }
@@ -127,7 +153,7 @@ nb::object Way::take(PyObject* const* arguments) {
                 const nb::object one = nb::borrow(PyTuple_GetItem(found.ptr(), i));
                 return one.is_none() ? nullptr : nb::object(one).release().ptr();
             };
-            plain = keep(0), recorded = keep(1), planned = keep(3);
+            plain = keep(0), recorded = keep(1), planned = keep(3), direct = keep(4);
             multiplies = nb::cast<bool>(nb::handle(PyTuple_GetItem(found.ptr(), 2)));
         }
         is_known = true;
@@ -159,10 +185,15 @@ nb::object Way::take(PyObject* const* arguments) {
     const bool is_recorded = needs_gradient && is_recording();
     PyObject* const function = is_recorded ? recorded : plain;
     if ((!function && (is_recorded || !planned)) || !fits(operands, arguments + count)) return nb::none();
-    if (multiplies && operands[0].header.dtype.bits == 32) {
-        const nb::object keeps = nb::steal(call_with(settings.keeps_precision, arguments[0]));
-        if (!keeps.is_valid()) throw nb::python_error();
-        if (keeps.ptr() != Py_True) return nb::none();
+    if (multiplies && operands[0].header.dtype.bits == 32 && !keeps_precision(arguments[0])) return nb::none();
+    if (direct && operands[0].leading < 2 && are_defaults(arguments + count, flags)) {
+        PyObject* const function_of_torch = PyTuple_GetItem(direct, operands[0].leading);
+        // torch has the matrix to add first.
+        PyObject* const moved[] = {arguments[count - 1], arguments[0], arguments[1]};
+        const nb::object result =
+            nb::steal(PyObject_Vectorcall(function_of_torch, count == 3 ? moved : arguments, count, nullptr));
+        if (!result.is_valid()) throw nb::python_error();
+        return result;
     }
     if (planned && !is_recorded) {
         nb::object result = follow_recipe(arguments, operands, count);
@@ -329,9 +360,10 @@ void set_ways(nb::dict names) {
     const auto get = [&](const char* name) { return nb::object(names[name]).release().ptr(); };
     settings.device_type = nb::cast<int>(names["device"]);
     settings.is_there = nb::object(names["is_there"]).is_none() ? nullptr : get("is_there");
+    settings.precision = nb::object(names["precision"]).is_none() ? nullptr : get("precision");
     settings.find_way = get("find_way"), settings.keeps_precision = get("keeps_precision"), settings.run_planned = get("run_planned");
     settings.get_device = get("get_device"), settings.get_stream = get("get_stream");
-    for (Way* way : kAll) way->is_known = false, way->plain = way->recorded = way->planned = nullptr, way->forget_recipes();
+    for (Way* way : kAll) way->is_known = false, way->plain = way->recorded = way->planned = way->direct = nullptr, way->forget_recipes();
     bound_devices = 0;
 }
 

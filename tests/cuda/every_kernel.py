@@ -272,7 +272,7 @@ GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "cholesky": (run_cholesky, ("potrf_batch", "triangle")),
     "triangular": (run_triangular, ("triangular_batch",)),
     "products": (run_products, ()),
-    "packing": (run_packing_and_small_products, ("packing", "product_tiles")),
+    "packing": (run_packing_and_small_products, ("packing", "trmm_tiles")),
     "logarithms": (run_logarithms, ("sumlogdiag",)),
     "orthogonal": (run_orthogonal, ("gelqf_batch", "gelqf_panel", "gelqf_vjp_batch", "gelqf_wide")),
     "elimination": (run_elimination, ("lu_batch", "lu_panel", "lu_solve_batch")),

@@ -146,7 +146,16 @@ class Taken:
             plain=self._watch(name, "plain", way.plain),
             recorded=self._watch(name, "recorded", way.recorded),
             planned=self._watch(name, "planned", way.planned),
+            direct=way.direct and self._watch_both(name, *way.direct),
         )
+
+    def _watch_both(
+        self, name: str, one: Callable[..., Tensor], several: Callable[..., Tensor]
+    ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        watched = self._watch(name, "direct", one), self._watch(name, "direct", several)
+        assert watched[0] is not None
+        assert watched[1] is not None
+        return watched[0], watched[1]
 
     def _watch(self, name: str, kind: str, way: Callable[..., Any] | None) -> Callable[..., Any] | None:
         if way is None:
@@ -169,6 +178,7 @@ def set_ways(find: Callable[[str], Way | None], device: tuple[int, str | None]) 
             "is_there": device[1],
             "find_way": find,
             "keeps_precision": keeps_products,
+            "precision": None,
             "run_planned": run_planned,
             "get_device": lambda: 0,
             "get_stream": lambda device: 0,
@@ -219,7 +229,9 @@ def test_values(name: str, taken: Taken) -> None:
             again(taken)
             assert_all_close(result, expected)
             assert all(map(torch.equal, operands, before))
-    assert set(taken.names) == {(name, "planned" if WAYS[name].planned else "plain")}
+    kinds = {kind for taken_name, kind in taken.names if taken_name == name}
+    expected_kinds = {"planned"} if WAYS[name].planned else {"plain"}
+    assert kinds == expected_kinds | ({"direct"} if WAYS[name].direct else set())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].planned])
@@ -227,17 +239,15 @@ def test_planned_ways_are_repeated(name: str, taken: Taken) -> None:
     """The core launches for other operands of the same layout, and asks Python for other layouts only."""
     function, make, _ = CASES[name]
     for change in (lambda x: x, lambda x: x.mT.contiguous().mT if x.dim() > 2 else x, lambda x: x[1:]):
+        drawn = [[change(operand) for operand in make(3, 5, 5)] for _ in range(3)]
+        expected = [without_ways(function, *operands) for operands in drawn]
+        again(taken)
         taken.names.clear()
-        for repetition in range(3):
-            operands = [change(operand) for operand in make(3, 5, 5)]
+        for operands, wanted in zip(drawn, expected, strict=True):
             result = function(*operands)
-            assert len(taken.names) == 1, repetition
             assert not result._is_view()
-            names = list(taken.names)
-            expected = without_ways(function, *operands)
-            assert_all_close(result, expected)
-            again(taken)
-            taken.names[:] = names
+            assert_all_close(result, wanted)
+        assert taken.names == [(name, "planned")]
 
 
 def test_operands_that_share_memory_are_not_repeated(taken: Taken) -> None:
@@ -273,8 +283,15 @@ def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ..
     return [result.detach(), *[gradient.detach() for gradient in gradients], *second]
 
 
+@pytest.fixture
+def without_small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has small triangular products recorded as larger ones are."""
+    for limit in ("FEW_TILES", "TRIANGULAR_ALONE", "TRIANGULAR_SMALL"):
+        monkeypatch.setattr(_thresholds, limit, 0)
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if not name.endswith(("_vjp", "_again"))])
-def test_gradients(name: str, taken: Taken) -> None:
+def test_gradients(name: str, taken: Taken, without_small_kernels: None) -> None:
     """First and second derivatives, whoever records them."""
     function, make, all_flags = CASES[name]
     for shape in ((4, 4), (3, 5, 5)):
@@ -289,10 +306,23 @@ def test_gradients(name: str, taken: Taken) -> None:
             again(taken)
             assert_all_close(found, expected, 50)
     assert ((name, "recorded") in taken.names) == (WAYS[name].recorded is not None)
+    assert ((name, "direct") in taken.names) == (WAYS[name].direct is not None)
+
+
+def test_small_triangular_products_are_recorded_by_the_operator(taken: Taken) -> None:
+    """Their gradient is two launches, which the core repeats."""
+    L, A = general(3, 4, 4), general(3, 4, 4)
+
+    def multiply(L: Tensor, A: Tensor) -> Tensor:
+        return lapgrad.trmm(L, A)
+
+    found = differentiate_twice(multiply, (L, A))
+    assert ("trmm", "recorded") not in taken.names
+    assert_all_close(found, without_ways(differentiate_twice, multiply, (L, A)), 50)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].recorded])
-def test_torch_records_what_it_may(name: str, taken: Taken) -> None:
+def test_torch_records_what_it_may(name: str, taken: Taken, without_small_kernels: None) -> None:
     """No node of lapgrad's own stands in the graph."""
     function, make, _ = CASES[name]
     result = function(*[operand.requires_grad_() for operand in make(3, 4, 4)])
@@ -380,7 +410,7 @@ def test_large_orders_are_left_to_the_operator(taken: Taken, monkeypatch: pytest
         assert taken.names == []
 
 
-def test_only_the_named_triangle_is_read(taken: Taken) -> None:
+def test_only_the_named_triangle_is_read(taken: Taken, without_small_kernels: None) -> None:
     """A NaN in the other triangle reaches neither result nor gradient."""
     broken = general(4, 4).tril() + torch.full((4, 4), torch.nan, dtype=torch.float64).triu(1)
     A = general(4, 4)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad._torch.precision import keeps_products
+from lapgrad._torch.precision import keeps_products, name_precision_of_cuda
 from lapgrad._torch.private import get_cuda_device, get_cuda_stream
 
 Kernel = Callable[..., Any]
@@ -161,6 +161,7 @@ def _name_what_ways_need() -> dict[str, Any]:
         "is_there": "is_cuda",
         "find_way": _find_way,
         "keeps_precision": keeps_products,
+        "precision": name_precision_of_cuda(),
         "run_planned": run_planned,
         "get_device": get_cuda_device,
         "get_stream": get_cuda_stream,

@@ -30,7 +30,7 @@ class _SharedSetting:
     """torch's setting for products of float32 on one kind of device, which is one for all threads.
 
     The first thread that needs full precision switches rounding off, and the last one restores the setting.
-    That is state of the process, because torch's setting is.
+    That is state of the process, because torch's setting is. ``users`` counts the threads that need it.
 
     Args:
         setting: The object whose attribute ``fp32_precision`` is the setting.
@@ -39,26 +39,26 @@ class _SharedSetting:
 
     def __init__(self, setting: Any, backend: str) -> None:
         self._setting, self._backend = setting, backend
-        self._lock, self._users, self._before = threading.Lock(), 0, ""
+        self._lock, self.users, self._before = threading.Lock(), 0, ""
 
     def rounds(self) -> bool:
         """Whether torch rounds products, or will when the threads that have switched it off are done."""
-        return self._users > 0 or _torch_private.get_float32_precision(self._backend) not in _FULL
+        return self.users > 0 or _torch_private.get_float32_precision(self._backend) not in _FULL
 
     @contextlib.contextmanager
     def switch_off(self) -> Iterator[None]:
         """While active, torch does not round products of float32 on this kind of device."""
         with self._lock:
-            if not self._users:
+            if not self.users:
                 self._before = self._setting.fp32_precision
                 self._setting.fp32_precision = "ieee"
-            self._users += 1
+            self.users += 1
         try:
             yield
         finally:
             with self._lock:
-                self._users -= 1
-                if not self._users:
+                self.users -= 1
+                if not self.users:
                     self._setting.fp32_precision = self._before
 
 
@@ -113,6 +113,12 @@ def rounds_products(like: Tensor) -> bool:
 def keeps_products(like: Tensor) -> bool:
     """Whether products of tensors such as ``like``, on a CPU or a GPU, have the precision of their dtype."""
     return not torch.is_autocast_enabled("cpu" if like.is_cpu else "cuda") and not rounds_products(like)
+
+
+def name_precision_of_cuda() -> tuple[Any, ...] | None:
+    """What the core asks instead of ``keeps_products`` for CUDA tensors (csrc/bind/ways.cpp), if it can."""
+    getter = _torch_private.find_precision_getter()
+    return None if getter is None else (torch.is_autocast_enabled, "cuda", getter, ("cuda", "matmul"), _CUDA)
 
 
 def full_products(device: str) -> AbstractContextManager[None]:

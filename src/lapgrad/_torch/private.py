@@ -91,6 +91,11 @@ def get_float32_precision(backend: str) -> str:
     return str(getattr(torch.backends, backend).matmul.fp32_precision)
 
 
+def find_precision_getter() -> Any:
+    """The function that ``get_float32_precision`` asks, for the core; None if this PyTorch has none."""
+    return _float32_precision
+
+
 def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
     """After a CUDA graph whose recording has failed: allocator and default generator take no part in it.
 

@@ -33,7 +33,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     if not A.numel() or items > _thresholds.MOST_ITEMS or not _device.is_storable(L):
         return _fallback.potrf(L, A, lower, info)
     alone = items == 1 and n <= _thresholds.POTRF_ALONE and info is None and L.data_ptr() != A.data_ptr()
-    if alone and factorise_alone(L.view(n, n), A.reshape(n, n), lower) is None:
+    if alone and _cholesky.factorise_alone(L.view(n, n), A.reshape(n, n), lower) is None:
         return None
     source, target = _items.flatten_batch(A if lower else A.mT), _device.flatten_batch(L)
     by_blocks = _thresholds.factorises_by_blocks(items, n)
@@ -62,25 +62,6 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
     )  # fmt: skip
     if info is not None and status is not None and status is not info:
         info.copy_(status.view(info.shape))
-    return _items.read_first_failure(cell)
-
-
-def factorise_alone(L: Tensor, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """L := the factor of one matrix by torch's own routine, with few launches. Returns any failure at all.
-
-    It is for those who may wait, and for A without a failure: a NaN in the other triangle is one here, too.
-    """
-    cell, n = _items.get_status_cell(A), A.shape[-1]
-    if cell is None:
-        return 0, 1
-    target, tiles = L if lower else L.mT, -(-n // _TILE)
-    # From here on the device is ahead of the host, or waits for it.
-    factor, code = torch.linalg.cholesky_ex(A if lower else A.mT)
-    columns = factor if factor.stride(0) == 1 else factor.mT.contiguous().mT
-    _launch.launch(
-        "triangle", "place_factor<{T}>", L, (tiles, tiles), _THREADS, _TILE * (_TILE + 1) * L.element_size(),
-        target.data_ptr(), *target.stride(), columns.data_ptr(), n, code.data_ptr(), cell.data_ptr(),
-    )  # fmt: skip
     return _items.read_first_failure(cell)
 
 

@@ -1,7 +1,7 @@
 // The negative log likelihood of linear Gaussian state space models, and its gradient; one thread block per series.
-// kalman_steps.cuh has the steps of the filter. This file has the value, and the adjoint with the formulas of
+// kalman_nll_steps.cuh has the steps of the filter. This file has the value, and the adjoint with the formulas of
 // csrc/small/lane_kalman.h.
-#include "kalman_steps.cuh"
+#include "kalman_nll_steps.cuh"
 
 // The sums of the likelihood. The product of pivots is stored as mantissa * 2^exponent, so that one logarithm at the end is enough.
 // In double precision for float as well, because thousands of steps are added.

@@ -1,10 +1,16 @@
-"""cuSOLVER's Cholesky factorisation, on the triangle where it is fast."""
+"""cuSOLVER's Cholesky factorisation, on the triangle where it is fast; one matrix by torch's."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from lapgrad._kernels.cuda.runtime import items as _items
+from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import solver as _solver
+
+_TILE = 32
+_THREADS = 256
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
@@ -33,3 +39,22 @@ def factorise_upper(A: Tensor, code: int) -> None:
             handle, choices, _solver.LOWER, n, kind, A.data_ptr() + item * step, row, kind,
             work.data_ptr(), size, host_work.data_ptr(), host_size, code + 4 * item,
         )  # fmt: skip
+
+
+def factorise_alone(L: Tensor, A: Tensor, lower: bool) -> tuple[int, int] | None:
+    """L := the factor of one matrix by torch's own routine, with few launches. Returns any failure at all.
+
+    It is for those who may wait, and for A without a failure: a NaN in the other triangle is one here, too.
+    """
+    cell, n = _items.get_status_cell(A), A.shape[-1]
+    if cell is None:
+        return 0, 1
+    target, tiles = L if lower else L.mT, -(-n // _TILE)
+    # From here on the device is ahead of the host, or waits for it.
+    factor, code = torch.linalg.cholesky_ex(A if lower else A.mT)
+    columns = factor if factor.stride(0) == 1 else factor.mT.contiguous().mT
+    _launch.launch(
+        "triangle", "place_factor<{T}>", L, (tiles, tiles), _THREADS, _TILE * (_TILE + 1) * L.element_size(),
+        target.data_ptr(), *target.stride(), columns.data_ptr(), n, code.data_ptr(), cell.data_ptr(),
+    )  # fmt: skip
+    return _items.read_first_failure(cell)

@@ -1,6 +1,6 @@
 """kalman_nll of models with up to 32 states and 16 observations: one block for each series.
 
-``kernels/kalman_steps.cuh`` has the steps.
+``kernels/kalman_nll_steps.cuh`` has the steps.
 
 The adjoint walks back over predicted moments: n (n + 3) / 2 numbers per step. They are kept for one segment
 of the steps at a time, and at the start of each segment, from where the filter runs again. A gradient that
@@ -195,7 +195,7 @@ def _name_kernel(name: str, n: int, p: int) -> tuple[str, int]:
 
 
 def _count_bytes(n: int, p: int, like: Tensor, adjoint: bool) -> int:
-    """Bytes of shared memory of a block: ``Steps`` in ``kalman_steps.cuh``, and more for ``compute_vjp``."""
+    """Bytes of shared memory of a block: ``Steps`` in ``kalman_nll_steps.cuh``, and more for ``compute_vjp``."""
     N, D = _round_up(n, 4), _round_up(p, 1)
     square, wide, small = N * (N | 1), D * (N | 1), D * (D | 1)
     numbers = 5 * square + 5 * wide + 2 * small + 2 * N + 5 * D

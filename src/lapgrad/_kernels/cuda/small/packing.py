@@ -25,19 +25,18 @@ _PASSES = 4
 
 def plan_packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
     """The launch of v := the entries of a triangle of A; (items, 1, length) and (items, n, n)."""
-    return _plan_move(A, v, *v.stride()[::2], offset, lower, unpacks=False)
+    return _plan_move(A, v, offset, lower, unpacks=False)
 
 
 def plan_unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
     """The launch of A := zero, with v in a triangle; (items, n, n) and (items, 1, length)."""
-    return _plan_move(A, v, *v.stride()[::2], offset, lower, unpacks=True)
+    return _plan_move(A, v, offset, lower, unpacks=True)
 
 
-def _plan_move(
-    A: Tensor, v: Tensor, v_item: int, v_step: int, offset: int, lower: bool, unpacks: bool
-) -> Launch:
+def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) -> Launch:
     items, n = A.shape[:2]
     skip = abs(offset)
+    v_item, _, v_step = v.stride()
     item, row, column = A.stride()
     if offset > 0 or (offset == 0 and not lower):  # columns of an upper triangle are rows of A^T
         row, column = column, row

@@ -1,4 +1,4 @@
-"""Triangular and symmetric products of small matrices, in one launch. See ``kernels/product_tiles.cu``."""
+"""Triangular and symmetric products of small matrices, in one launch. See ``kernels/trmm_tiles.cu``."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def _plan(kind: int, C: Tensor, A: Tensor, B: Tensor, upper: int, alpha: float) 
     tiles = down * (down + 1) // 2 if kind == _SYMMETRIC_RESULT else down * across
     operands = (C.data_ptr(), *C.stride(), A.data_ptr(), *A.stride(), B.data_ptr(), *B.stride())
     return (
-        "product_tiles", f"multiply_tiles<{{T}}, {kind}>", A, (items * tiles,), _THREADS,
+        "trmm_tiles", f"multiply_tiles<{{T}}, {kind}>", A, (items * tiles,), _THREADS,
         2 * _TILE * (_TILE + 1) * A.element_size(), *operands, m, n, k, upper, float(alpha),
     )  # fmt: skip

@@ -12,6 +12,8 @@ from lapgrad._kernels.cuda import potri as _potri
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda import trmm as _trmm
 from lapgrad._kernels.cuda import trsm as _trsm
+from lapgrad._kernels.cuda.large import cholesky as _cholesky
+from lapgrad._kernels.cuda.large import triangular_solve as _solve
 from lapgrad._kernels.cuda.runtime.items import view_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
@@ -31,7 +33,7 @@ def factorise(A: Tensor, lower: bool) -> Tensor | None:
 @on_its_device
 def _factorise_alone(L: Tensor, A: Tensor, lower: bool) -> Tensor | None:
     """L as the factor of one matrix of a middle order; for a failure, None."""
-    return L if _potrf.factorise_alone(L, A, lower) is None else None
+    return L if _cholesky.factorise_alone(L, A, lower) is None else None
 
 
 def factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
@@ -117,8 +119,13 @@ def solve_with_checked_triangle(
 ) -> Tensor:
     """``solve_with_triangle`` with an L that has been solved with before."""
     X = allocate_like(A)
-    _trsm.trsm_again(X, L, A, lower, transpose, rightside)
+    _solve_again(X, L, A, lower, transpose, rightside)
     return X
+
+
+@on_its_device
+def _solve_again(X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
+    _solve.solve(X, L, A, lower, transpose, rightside, checked=False)
 
 
 def solve(A: Tensor, B: Tensor, transpose: bool) -> Tensor | None:

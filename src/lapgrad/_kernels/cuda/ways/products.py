@@ -147,8 +147,13 @@ def pull_back_product_with_transpose(A: Tensor, gB: Tensor, transpose: bool) -> 
 def multiply_by_triangle_recorded(
     L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> Tensor | None:
-    """t(L) A, or A t(L), up to the order from which on half of the product is worth a gradient in Python."""
-    if L.shape[-1] > _thresholds.TRMM_WHOLE_UP_TO:
+    """t(L) A, or A t(L), up to the order from which on half of the product is worth a gradient in Python.
+
+    Nor is it for small matrices: the two launches of the operator's own gradient are faster there.
+    """
+    n, (rows, columns) = L.shape[-1], A.shape[-2:]
+    small = _small.serves(L.numel() // (n * n), rows, columns, n)
+    if n > _thresholds.TRMM_WHOLE_UP_TO or small or serves_triangles(L, A):
         return None
     triangle = L.tril() if lower else L.triu()
     if transpose:

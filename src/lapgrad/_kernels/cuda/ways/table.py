@@ -6,6 +6,9 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from lapgrad._kernels.cuda.ways import diagonals, factors, products
 
 
@@ -18,19 +21,24 @@ class Way(NamedTuple):
             records it.
         multiplies: Whether it has products that torch may be set to round; then, the operator computes.
         planned: See ``planned.py``; where it does not serve, ``plain`` computes.
+        direct: torch's functions for one matrix and for a batch that compute the call without flags, with a
+            gradient and without; a matrix to add comes first there.
     """
 
     plain: Callable[..., Any] | None
     recorded: Callable[..., Any] | None = None
     multiplies: bool = False
     planned: Callable[..., Any] | None = None
+    direct: tuple[Callable[..., Tensor], Callable[..., Tensor]] | None = None
 
 
 # fmt: off
 #: By the name of the registered operator; ``trsm_again`` is ``trsm`` with an L that has been solved with.
 WAYS = MappingProxyType({
-    "gemm": Way(products.multiply_and_add, products.multiply_and_add, True),
-    "gemm2": Way(products.multiply, products.multiply, True),
+    "gemm": Way(
+        products.multiply_and_add, products.multiply_and_add, True, direct=(torch.addmm, torch.baddbmm)
+    ),
+    "gemm2": Way(products.multiply, products.multiply, True, direct=(torch.mm, torch.bmm)),
     "gemmt": Way(products.multiply_triangle, products.multiply_triangle, True, products.plan_triangle),
     "syrk": Way(
         products.multiply_by_transpose, products.multiply_by_transpose_recorded, True,
