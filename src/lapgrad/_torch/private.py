@@ -168,10 +168,13 @@ def _find_functions_of_torch() -> dict[str, int]:
             name: ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
             for name, symbol in _FUNCTIONS_OF_TORCH.items()
         }
-        keys = {name: int(_C._dispatch_key_parse(key)) for name, key in _KEYS_OF_TRANSFORMS.items()}
+        # torch's stubs do not say that a key is a number.
+        parse: Callable[[str], Any] = _C._dispatch_key_parse
+        keys = {name: int(parse(key)) for name, key in _KEYS_OF_TRANSFORMS.items()}
     except (OSError, AttributeError, RuntimeError, TypeError):
         return {}
-    return {name: value for name, value in (addresses | keys).items() if value is not None}
+    found = {name: value for name, value in (addresses | keys).items() if value is not None}
+    return found if len(found) == len(addresses) + len(keys) else {}
 
 
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any]) -> None:
