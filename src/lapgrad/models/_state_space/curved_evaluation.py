@@ -23,7 +23,7 @@ from lapgrad.models.components.base import Component, Sum
 
 Indices = npt.NDArray[np.intp]
 
-#: Where else than at the present parameters an evaluation must agree with its model: by this much larger ones.
+#: An evaluation must also agree with its model at parameters that are larger by this much.
 _OTHER_POINT = 0.3
 
 #: Positions of A, Q, R and P among the operands.
