@@ -173,8 +173,8 @@ def make_curved_evaluation(
         found.base[part.P] *= kept
         found.E[:, part.P] *= kept
     made = CurvedEvaluation(general, flat, found, np.array(linear, dtype=np.intp), curved)
-    kept = join_parameters(general.parameters)
-    is_same = all(made.reproduces_at(kept + change) for change in (_OTHER_POINT, 0.0))
+    present = join_parameters(general.parameters)
+    is_same = all(made.reproduces_at(present + change) for change in (_OTHER_POINT, 0.0))
     return made if is_same else None
 
 
