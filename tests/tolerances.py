@@ -70,6 +70,10 @@ FITTED_ON_A_GRID = 1e10
 #: Log likelihoods of thousands of steps, and differences of such sums: the terms are larger than the result.
 SUMS_OVER_STEPS = 1e4
 
+#: Flat directions of a prior are integrated out when each pivot of their information is at least 1e-4 of the
+#: entry it was computed from: rounding errors of sums over a hundred steps grow by up to 1e4.
+FLAT_DIRECTIONS = 1e6
+
 #: Smoothed states by one solve with the covariance of all times: the variance of a trend grows from step to
 #: step, its condition number is 1e4 and more.
 ALL_TIMES_AT_ONCE = 1e6

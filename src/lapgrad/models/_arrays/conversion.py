@@ -64,7 +64,7 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
     try:
         array = _read_frame(value) if origin.kind == "frame" else np.asarray(value)
         if array.dtype.kind == "M":
-            array, origin = _count_days(array), origin._replace(has_dates=True)
+            array, origin = _count_days(array), Origin(*origin[:3], has_dates=True)
         if array.dtype not in (np.float32, np.float64):
             array = _convert_numbers(array)
     except (TypeError, ValueError) as error:

@@ -187,7 +187,7 @@ def _write_result(model: nn.Module, name: str, result: Any, origin: Origin) -> A
             return _conversion.label_rows(values, rows)
         if not isinstance(values, Tensor):
             return values
-        own = rows if columns is None else rows._replace(columns=list(columns))
+        own = rows if columns is None else Origin(rows.kind, rows.index, list(columns))
         if name == "sample":
             own = Origin("array")
         return _conversion.write_array(values, own)
@@ -196,11 +196,13 @@ def _write_result(model: nn.Module, name: str, result: Any, origin: Origin) -> A
         return write(result, classes)
     if not isinstance(result, tuple):
         return write(result)
-    fields: dict[str, Any] = result._asdict() if hasattr(result, "_asdict") else {}
-    written = {
-        field: write(values, _name_columns(field, values, classes, rows)) for field, values in fields.items()
-    }
-    return type(result)(**written) if fields else result
+    names_of_fields = list(inspect.signature(type(result)).parameters)
+    return type(result)(
+        *(
+            write(values, _name_columns(field, values, classes, rows))
+            for field, values in zip(names_of_fields, result, strict=True)
+        )
+    )
 
 
 def _name_columns(field: str, values: Any, classes: Any, rows: Origin) -> Sequence[Any] | None:
