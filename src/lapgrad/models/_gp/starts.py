@@ -137,7 +137,7 @@ def choose_stages(count: int) -> list[Stage]:
     """Return how many of so many searches go on after how many evaluations."""
     if count <= _FEW:
         return [Stage(8, 2), Stage(15, 1)]
-    return [Stage(10, max(2, count // 4)), Stage(15, 2), Stage(15, 1)]
+    return [Stage(4, max(4, 2 * count // 5)), Stage(4, max(3, count // 5)), Stage(8, 2), Stage(8, 1)]
 
 
 def draw_starts(model: Any, count: int, generator: torch.Generator | None) -> Tensor:
