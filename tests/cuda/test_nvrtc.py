@@ -23,6 +23,8 @@ from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import stream as _stream
+from lapgrad._kernels.cuda.small import centre as _centre
+from lapgrad._kernels.cuda.small import eigh_fn as _eigh_fn
 from lapgrad._kernels.cuda.small import gelqf as _gelqf_batch
 from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 from lapgrad._kernels.cuda.small import gelqf_wide as _gelqf_wide
@@ -34,9 +36,13 @@ from lapgrad._kernels.cuda.small import lu as _lu_batch
 from lapgrad._kernels.cuda.small import lu_panels as _lu_panels
 from lapgrad._kernels.cuda.small import packing as _packing
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
+from lapgrad._kernels.cuda.small import products as _products
+from lapgrad._kernels.cuda.small import pstrf as _pstrf_batch
+from lapgrad._kernels.cuda.small import sumlogdiag as _sumlogdiag
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
 from lapgrad._kernels.cuda.small import syevd_vjp_tiles as _syevd_vjp_tiles
 from lapgrad._kernels.cuda.small import ties as _ties
+from lapgrad._kernels.cuda.small import triangular as _triangular
 from lapgrad._kernels.cuda.small import trmm as _trmm_batch
 from lapgrad._kernels.cuda.small import trsm as _trsm_batch
 
@@ -75,6 +81,29 @@ def launch_triangular(n: int, dtype: torch.dtype) -> None:
     A = make_zeros(n, dtype)
     _trsm_batch.trsm(A.clone(), A, A, lower=True, transpose=False, rightside=False)
     _trmm_batch.trmm(A.clone(), A, A, lower=True, transpose=False, rightside=False)
+    _launch.launch(*_triangular.plan_zero_pivot_search(A, _items.create_status_cell(A)))
+    _launch.launch(*_products.plan_triangular_factor(A, A, A, lower=True, transpose=False, rightside=False))
+    _launch.launch(*_products.plan_triangular_result(A, A, A, lower=True, alpha=1.0))
+    _launch.launch(*_products.plan_symmetric_result(A, A))
+
+
+def launch_pstrf(n: int, dtype: torch.dtype) -> None:
+    # The last order needs the kernels for one step at a time.
+    A = make_zeros(n if n < ORDERS[-1] else _thresholds.PSTRF_IN_BLOCK + 1, dtype)
+    pivots, rank = torch.zeros(A.shape[:2], dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    for one in _pstrf_batch.plan_factorisation(A.clone(), pivots, rank, A, None, None):
+        _launch.launch(*one)
+    _launch.launch(*_pstrf_batch.plan_vjp_begin(A, A, A, A, rank))
+    _launch.launch(*_pstrf_batch.plan_vjp_end(A, A, pivots))
+
+
+def launch_compositions(n: int, dtype: torch.dtype) -> None:
+    A, values = make_zeros(n, dtype), torch.zeros(2, n, dtype=dtype)
+    _launch.launch(*_eigh_fn.plan_scaling(A, A, values, "exp", 1.0, 0.0, None))
+    _launch.launch(*_eigh_fn.plan_weighing(A, values, "exp", 1.0, 0.0))
+    _launch.launch(*_eigh_fn.plan_symmetrising(A))
+    _launch.launch(*_centre.plan_centring(values, A, values, A, 0.0, 1))
+    _launch.launch(*_centre.plan_vjp(A, A, None, values))
 
 
 def launch_gelqf(n: int, dtype: torch.dtype) -> None:
@@ -163,6 +192,16 @@ def launch_packing(n: int, dtype: torch.dtype) -> None:
     for lower in (True, False):
         _launch.launch(*_packing.plan_packing(v, A, 0, lower))
         _launch.launch(*_packing.plan_unpacking(A, v, 0, lower))
+        _launch.launch(*_packing.plan_mirrored_copy(A.clone(), A, lower))
+    d = torch.zeros(2, n, dtype=dtype)
+    _launch.launch(*_packing.plan_mirror(A))
+    _launch.launch(*_packing.plan_gathered_diagonals(d, A))
+    _launch.launch(*_packing.plan_diagonals(A, d))
+    # The last order needs a block for each diagonal.
+    for size in (n, n + 1):
+        A = make_zeros(size, dtype)
+        _launch.launch(*_sumlogdiag.plan_sum(d[:, 0], A))
+        _launch.launch(*_sumlogdiag.plan_vjp(A.clone(), A, d[:, 0]))
 
 
 def launch_formulas(n: int, dtype: torch.dtype) -> None:
@@ -190,6 +229,8 @@ def launch_bound(n: int, dtype: torch.dtype) -> None:
 BATCHES: tuple[Callable[[int, torch.dtype], None], ...] = (
     launch_potrf,
     launch_triangular,
+    launch_pstrf,
+    launch_compositions,
     launch_gelqf,
     launch_panels,
     launch_lu,

@@ -25,7 +25,15 @@ def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
     identity = torch.eye(n, dtype=L.dtype, device=L.device).expand(len(target), n, n)
     W = torch.empty_like(target)
     plan = plan_application(
-        W, triangles, identity, True, False, False, solve=True, cell=cell, search=cell is not None
+        W,
+        triangles,
+        identity,
+        lower=True,
+        transpose=False,
+        rightside=False,
+        solve=True,
+        cell=cell,
+        search=cell is not None,
     )
     _launch.launch(*plan)
     in_place = B.data_ptr() == L.data_ptr()
