@@ -15,7 +15,7 @@ from lapgrad.models._gp.batched_loss import is_batchable
 from lapgrad.models._gp.inducing_inputs import choose_rows
 from lapgrad.models._model import Model
 from lapgrad.models._scaling import StandardisedRegression
-from lapgrad.models._training.fitting import FitResult
+from lapgrad.models._training.result import FitResult
 from lapgrad.models.gp_regression import GPRegression
 from lapgrad.models.kernels.base import covariance
 from lapgrad.ops.potrf import potrf
