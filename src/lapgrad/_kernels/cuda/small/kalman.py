@@ -195,7 +195,7 @@ def _name_kernel(name: str, n: int, p: int) -> tuple[str, int]:
 
 
 def _count_bytes(n: int, p: int, like: Tensor, adjoint: bool) -> int:
-    """Bytes of shared memory of a block: ``Steps`` in ``kalman_nll_steps.cuh``, and more for ``compute_vjp``."""
+    """Bytes of shared memory of a block: ``Steps`` in ``kalman_nll_steps.cuh``, more for ``compute_vjp``."""
     N, D = _round_up(n, 4), _round_up(p, 1)
     square, wide, small = N * (N | 1), D * (N | 1), D * (D | 1)
     numbers = 5 * square + 5 * wide + 2 * small + 2 * N + 5 * D
