@@ -260,9 +260,7 @@ def test_folders_are_small() -> None:
 #: A lookup of a routine in the table of kernels, and the files that may have one.
 LOOKUP = r'\blookup\(\s*"(\w+)"'
 OPERATOR_FILES = [
-    file
-    for folder in ("ops", "linalg", "fused", "_translation")
-    for file in (PACKAGE / folder).rglob("*.py")
+    file for folder in ("ops", "linalg", "fused", "_translation") for file in (PACKAGE / folder).rglob("*.py")
 ]
 
 
