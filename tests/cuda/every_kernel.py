@@ -120,7 +120,8 @@ def run_packing(draw: Draw) -> None:
 
 
 def run_small_products(draw: Draw) -> None:
-    """The kernels of planned ways, which the core repeats."""
+    """The kernels of ways: of planned ones, which the core repeats, and that of larger symmetric products."""
+    from lapgrad._kernels.cuda.ways import products
     from lapgrad._kernels.cuda.ways.planned import run_planned
     from lapgrad._kernels.cuda.ways.table import WAYS
 
@@ -137,6 +138,7 @@ def run_small_products(draw: Draw) -> None:
             way = WAYS[name].planned
             assert way is not None
             run_planned(way, *arguments)
+        products.multiply_by_transpose(A, False)
         large = draw.normal(130, 130)
         way = WAYS["trmm"].planned
         assert way is not None

@@ -8,6 +8,7 @@ from torch import Tensor
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
+from lapgrad._kernels.cuda.small import products as _products
 from lapgrad._kernels.cuda.small.packing import plan_mirror
 from lapgrad._kernels.cuda.small.triangular import has_memory, plan_application
 
@@ -39,8 +40,11 @@ def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
     in_place = B.data_ptr() == L.data_ptr()
     failure = _items.read_first_failure(cell) if in_place else None
     if failure is None:
-        torch.bmm(W.mT, W, out=target)
-        _launch.launch(*plan_mirror(target))
+        if _products.serves(len(target), n, n, n):
+            _launch.launch(*_products.plan_symmetric_result(target, W.mT))
+        else:
+            torch.bmm(W.mT, W, out=target)
+            _launch.launch(*plan_mirror(target))
     return failure if in_place else _items.read_first_failure(cell)
 
 

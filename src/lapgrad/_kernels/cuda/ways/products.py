@@ -132,6 +132,8 @@ def multiply_by_transpose_recorded(A: Tensor, transpose: bool) -> Tensor | None:
 @on_its_device
 def _mirror(B: Tensor) -> None:
     n = B.shape[-1]
+    if n == 1:
+        return
     if n <= _thresholds.MIRROR_BY_ROWS or B.dim() > 3:
         _launch.launch(*plan_mirror(B.view(-1, n, n)))
     else:
