@@ -66,6 +66,8 @@ def _is_longer(A: Tensor) -> bool:
     """Whether one matrix goes through an LQ factorisation first."""
     short, long = sorted(A.shape[-2:])
     most = max(_thresholds.GESVD_LQ_ALONE * short, _thresholds.GESVD_SMALL)
+    if A.shape[-2] == long and short < _thresholds.GESVD_LQ_TALL:
+        most = _thresholds.GELQF_PANEL_COLUMNS  # signs of the long vectors take several launches
     return 0 < short <= _thresholds.GELQF_SMALL and long > most and A.shape[:-2].numel() == 1
 
 

@@ -126,6 +126,8 @@ GELQF_WIDE_MANY = 512
 #: One matrix goes through an LQ factorisation first if it has a short side up to GELQF_SMALL, and the long
 #: one is longer than GESVD_SMALL and this many times as long.
 GESVD_LQ_ALONE = 2.0
+#: A tall one with fewer columns does so only above GELQF_PANEL_COLUMNS rows.
+GESVD_LQ_TALL = 32
 #: cuSOLVER's batched routine serves this order and lower ones. It is fastest where a multiprocessor holds a
 #: matrix, up to SYEVD_IN_BLOCK bytes. Above that, up to SYEVD_FEW matrices are faster one after another.
 SYEVD_BATCHED = 2048
