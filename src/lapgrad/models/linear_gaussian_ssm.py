@@ -335,10 +335,12 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
         return run_shared(self.group, learned, search, progress, callback)
 
     def _count_observations(self) -> int:
-        """Return the number of observations, less those that determine diffuse states; 0: not known here."""
+        """Return the number of observations, on all processes, less those that determine diffuse states."""
+        seen = int((~self.y.isnan()).sum()) - len(self._diffuse.positions) * len(self.y)
+        total = torch.tensor(float(seen), dtype=torch.float64)
         if self.group is not None:
-            return 0
-        return int((~self.y.isnan()).sum()) - len(self._diffuse.positions) * len(self.y)
+            self.group.sum_tensors([total])
+        return int(total)
 
     @torch.no_grad()
     def filter(self) -> Filtered:

@@ -192,7 +192,7 @@ def rescale_variances(
 
     Args:
         numbers: What the coordinates are.
-        count: Observations, less those that determine diffuse states; at most 0: this is not known.
+        count: Observations, less those that determine diffuse states.
         x: (k,), the point.
         gradient: (k,), the gradient of the loss there.
     """
