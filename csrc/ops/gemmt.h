@@ -69,7 +69,7 @@ void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, 
         // Short sums: both triangles take less time than one and its mirror image. The kernel adds up both in the same order.
         const bool is_short = k * index_t(sizeof(T)) <= plan::short_sum_bytes;
         if (is_short && upper == Upper::mirror && !accumulate && is_transpose<T>(A, B) && C.col_stride == 1)
-            return gemm<T>(alpha, A, B, false, C);
+            return isa::kernels<T>().product(alpha, A, B, false, C, scratch<T>());
         gemmt_leaf<T>(alpha, A, B, accumulate, C);
         if (upper == Upper::mirror) mirror_lower<T>(C, false);
         if (upper == Upper::clear) clear_strict_upper<T>(C, false);
