@@ -25,13 +25,13 @@ def centre(X: Tensor, *, least: float = 0.0, degrees: int = 0) -> tuple[Tensor, 
     Returns:
         mean (*batch, d), centred (*batch, n, d) and unit (*batch, 1, 1), which has no derivative.
     """
-    mean, centred, unit = operator.call(X, least, degrees)
+    mean, centred, unit = operator.call(X, least, degrees, X.shape[-2])
     return mean, centred, unit
 
 
-def _centre(X: Tensor, least: float, degrees: int) -> tuple[Tensor, Tensor, Tensor]:
+def _centre(X: Tensor, least: float, degrees: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     if has_kernel("centre", X) and lookup("serves_centre", X)(X):
-        results = _fake(X, least, degrees)
+        results = _fake(X, least, degrees, rows)
         lookup("centre", X)(*results, X, least, degrees)
         return results
     mean = X.mean(-2)
@@ -50,7 +50,7 @@ def _refuse_overflow(centred: Tensor, unit: Tensor, degrees: int) -> Tensor:
     return torch.where(variances.isfinite().all(-1)[..., None, None], centred, torch.nan)
 
 
-def _fake(X: Tensor, least: float, degrees: int) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(X: Tensor, least: float, degrees: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Uninitialised results."""
     batch, d = X.shape[:-2], X.shape[-1]
     return X.new_empty((*batch, d)), X.new_empty(X.shape), X.new_empty((*batch, 1, 1))
@@ -81,17 +81,17 @@ def _vjp(
     g_centred: Tensor | None,
     g_unit: None,
 ) -> tuple[Tensor | None]:
-    centred, unit = saved
+    (unit,), rows = saved, flags[_ROWS]
     if g_centred is not None:
         return (operator_vjp.call(g_centred, g_mean, unit),)
     if g_mean is None:
         return (None,)
-    return ((g_mean / centred.shape[-2]).unsqueeze(-2).expand(centred.shape),)
+    return ((g_mean / rows).unsqueeze(-2).expand(*g_mean.shape[:-1], rows, g_mean.shape[-1]),)
 
 
 def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dX: Tensor) -> tuple[Tensor, Tensor, None]:
     mean = dX.mean(-2)
-    return mean, (dX - mean.unsqueeze(-2)) * saved[1].reciprocal(), None
+    return mean, (dX - mean.unsqueeze(-2)) * saved[0].reciprocal(), None
 
 
 operator_vjp = define_fused(
@@ -102,12 +102,14 @@ operator_vjp = define_fused(
     composite=_compute_vjp_composite,
 )
 
-_CENTRED, _UNIT = 2, 3
+_UNIT = 3
+#: The place of the number of rows among the flags: all that the gradient of the mean needs to know of X.
+_ROWS = 2
 
 operator = define(
     "centre",
-    "(Tensor X, float least, SymInt degrees) -> (Tensor, Tensor, Tensor)",
+    "(Tensor X, float least, SymInt degrees, SymInt rows) -> (Tensor, Tensor, Tensor)",
     kernel=_centre,
     fake=_fake,
-    formulas=Formulas(saves=((_CENTRED, _UNIT),), vjp=_vjp, jvp=_jvp, constant_results=(2,)),
+    formulas=Formulas(saves=((_UNIT,),), vjp=_vjp, jvp=_jvp, constant_results=(2,)),
 )

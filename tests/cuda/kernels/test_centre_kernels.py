@@ -17,7 +17,7 @@ machines = pytest.mark.parametrize("machine", MACHINES)
 def run_centring(
     machine: Machine, X: Tensor, least: float = 0.0, degrees: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    results = _centring._fake(X, least, degrees)
+    results = _centring._fake(X, least, degrees, X.shape[-2])
     machine.launch(_centre.plan_centring(*results, X, least, degrees))
     return results
 
@@ -29,7 +29,7 @@ def test_means_centred_and_unit(machine: Machine, dtype: torch.dtype) -> None:
     X[1] *= 1e-30
     X[2] = 5.0
     for least in (0.0, 100.0):
-        found, wanted = run_centring(machine, X, least), _centring._centre(X.cpu(), least, 0)
+        found, wanted = run_centring(machine, X, least), _centring._centre(X.cpu(), least, 0, X.shape[-2])
         for result, reference in zip(found, wanted, strict=True):
             assert_close(result.cpu(), reference, of_order(40))
 
@@ -43,7 +43,7 @@ def test_variances_that_overflow_and_numbers_that_are_not_finite(machine: Machin
     spoilt = run_centring(machine, X, degrees=5)[1].isnan()
     assert spoilt.all((-2, -1)).tolist() == [True, False, True, False]
     assert spoilt.any((-2, -1)).tolist() == [True, False, True, False]
-    assert torch.equal(_centring._centre(X[:2].cpu(), 0.0, 5)[1].isnan(), spoilt[:2].cpu())
+    assert torch.equal(_centring._centre(X[:2].cpu(), 0.0, 5, X.shape[-2])[1].isnan(), spoilt[:2].cpu())
 
 
 @machines
