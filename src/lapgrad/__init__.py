@@ -4,7 +4,7 @@
 - Operators have the names of LAPACK and BLAS: ``potrf`` (Cholesky), ``trsm`` (triangular solve),
   ``gelqf`` (LQ), ``syevd`` (eigenvalues), ``gesvd`` (singular values), ...; for one matrix or any batch,
   in float32 and float64.
-- ``lapgrad.linalg`` has what users of linear algebra ask for (``solve_psd``, ``logdet_psd``, ``lstsq``,
+- ``lapgrad.linalg`` has functions for common tasks (``solve_psd``, ``logdet_psd``, ``lstsq``,
   ``pca``, ...), and the functions of ``torch.linalg`` under torch's names.
 - ``lapgrad.fused`` has whole criteria as one operator: ``mvn_nll``, ``kalman_nll``, ``sgp_nll``.
 - ``lapgrad.models`` and ``lapgrad.sklearn`` have Gaussian processes, Bayesian linear regression and state
@@ -80,7 +80,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
 
-#: Imported when they are first asked for: they stand above this module.
+#: Imported at first use, because these packages import this module.
 _LATE = ("distributed", "models", "sklearn")
 
 

@@ -1,4 +1,4 @@
-"""``python -m lapgrad script.py [arguments]``: a script runs accelerated. Else the command `lapgrad`."""
+"""``python -m lapgrad script.py [arguments]`` runs a script accelerated; other arguments are commands."""
 
 from __future__ import annotations
 

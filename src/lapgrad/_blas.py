@@ -1,7 +1,7 @@
 """Which BLAS and LAPACK the compiled core calls, and whose threads it runs on.
 
-The core is not linked against either: it gets function pointers at import. Of BLAS it takes gemm, every other
-routine being a recursion on products, and trsm; of LAPACK potrf and the orthogonal factorisations.
+The core is not linked against either: it gets function pointers at import. From BLAS it takes gemm and trsm
+(its other routines are recursions on products), from LAPACK potrf and the orthogonal factorisations.
 csrc/base/plan.h says where trsm and potrf are used. They come from the library that torch carries, so that
 both run on one thread pool; where that library does not export them, from the ``mkl`` package, and then from
 SciPy. ``LAPGRAD_BLAS=torch|mkl|scipy`` chooses.

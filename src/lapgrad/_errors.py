@@ -146,7 +146,7 @@ def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
 def factorisation_failed(
     operator: str, batch: Sequence[int], failure: tuple[int, int], with_status: str
 ) -> LapgradError:
-    """Explain ``(flat item, code)`` as reported by the kernel: code > 0 names a minor, code < 0 a pivot."""
+    """The error for ``(flat item, code)`` of a kernel: code > 0 names a minor, code < 0 a pivot."""
     flat, code = failure
     return _explain_factorisation(operator, "A", batch_index(flat, batch), code, with_status)
 
@@ -154,7 +154,7 @@ def factorisation_failed(
 def restate_failure(
     operator: str, argument: str, error: NotPositiveDefiniteError | NonFiniteError
 ) -> LapgradError:
-    """The error that ``potrf`` has raised, as raised by ``operator`` about its matrix ``argument``."""
+    """The error of ``potrf`` in the words of the caller: about ``argument`` of ``operator``."""
     code = -error.pivot if isinstance(error, NonFiniteError) else error.minor
     return _explain_factorisation(operator, argument, error.item, code, "potrf_ex")
 
@@ -264,7 +264,7 @@ def rank_deficient(
 def elimination_failed(
     operator: str, batch: Sequence[int], failure: tuple[int, int], consequence: str = ""
 ) -> LapgradError:
-    """Explain ``(flat item, code)`` of an LU factorisation: code > 0: a zero pivot, code < 0: not finite."""
+    """The error for ``(flat item, code)`` of an LU kernel: code > 0 is a zero pivot, code < 0 not finite."""
     flat, code = failure
     item = batch_index(flat, batch)
     name = _item_name("A", item)
@@ -285,7 +285,7 @@ def elimination_failed(
 def vector_does_not_fit(
     operator: str, argument: str, vector: torch.Tensor, matrix: str, rows: int
 ) -> ShapeError:
-    """A vector as right-hand side does not have as many entries as the matrix has rows."""
+    """The error for a vector on the right-hand side whose length is not the number of rows of the matrix."""
     return ShapeError(
         f"{operator}: {argument} must be a matrix or a batch of matrices, or a vector with the {rows} rows "
         f"of {matrix}, got shape {tuple(vector.shape)}."
@@ -317,7 +317,7 @@ def overwritten_broadcast(
 
 
 def overwritten_overlap(operator: str, argument: str, tensor: torch.Tensor) -> ShapeError:
-    """The error for an operand to overwrite of which several elements share memory."""
+    """The error for an operand to overwrite some of whose elements share memory."""
     return ShapeError(
         f"{operator}: overwrite=True reuses {argument}, but its elements share memory "
         f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}). Pass a contiguous copy."

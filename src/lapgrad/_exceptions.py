@@ -45,7 +45,7 @@ class DeviceError(LapgradError, ValueError):
 class SizeError(LapgradError, OverflowError):
     """A dimension is larger than the 32-bit integers of BLAS can count.
 
-    Batches have no such limit: it is that of the rows and columns of one matrix.
+    The limit is on rows and columns of one matrix; batches have none.
     """
 
 
@@ -129,7 +129,7 @@ class ConvergenceError(_FailedItemError):
 
 
 class DegenerateSpectrumError(_FailedItemError):
-    """A gradient does not exist, because the loss tells equal eigenvalues or singular values apart.
+    """A gradient does not exist, because the loss treats equal eigenvalues or singular values differently.
 
     Attributes:
         item: Batch index of the first matrix with such values; ``()`` when there is no batch.
@@ -214,16 +214,16 @@ class JitterWarning(RuntimeWarning):
 
 
 class FitWarning(RuntimeWarning):
-    """A fit has ended at parameters that are hardly wanted.
+    """A fit has ended at useless parameters.
 
-    A Gaussian process explains nothing: noise around the mean would be as likely. Start from other
+    The Gaussian process explains nothing: noise around the mean would be as likely. Start from other
     hyper-parameters (those that are not given start from the data), or choose another kernel.
     """
 
 
 class DegenerateSpectrumWarning(RuntimeWarning):
-    """A gradient does not exist, because the loss tells equal eigen- or singular values apart.
+    """A gradient does not exist, because the loss treats equal eigen- or singular values differently.
 
-    The gradient that is returned is finite: what has no derivative is left out. ``degeneracy="raise"`` of
-    ``syevd`` and ``gesvd`` makes this an error.
+    The gradient that is returned is finite: it leaves out the terms that do not exist. ``degeneracy="raise"``
+    of ``syevd`` and ``gesvd`` makes this an error.
     """

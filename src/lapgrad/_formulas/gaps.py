@@ -30,7 +30,7 @@ def compute_gaps(values: Tensor) -> Tensor:
 
 
 def find_largest(values: Tensor) -> Tensor:
-    """The largest absolute value, (*batch, 1, 1): what a gap is compared with. 0 where there is none."""
+    """The largest absolute value, (*batch, 1, 1), which gaps are compared with; 0 if there are no values."""
     if values.shape[-1] == 0:
         return values.new_zeros((*values.shape[:-1], 1, 1))
     return values.detach().abs().amax(-1)[..., None, None]
@@ -120,10 +120,11 @@ def compute_close_gap(scale: Tensor) -> Tensor:
 def find_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step: Tensor | None) -> Tensor:
     """bool, True where ``turn`` is only rounding and its gap small, so that the quotient counts as 0.
 
-    An entry of sk(gU U^T) below ``noise`` is not distinguishable from 0: the loss does not tell these two
-    vectors apart. If their slopes differ, the loss tells the values apart, as a function of the matrix does,
-    and then a quotient as large as that difference is expected: the entry is kept unless the difference
-    drowns in rounding as well. A cotangent of zeros has no rounding: nothing is discarded.
+    An entry of sk(gU U^T) below ``noise`` is not distinguishable from 0: the loss does not depend on a
+    rotation of these two vectors. If the slopes of their values differ, the loss treats the values
+    differently, as a function of the matrix does, and then a quotient as large as that difference is
+    expected: the entry is kept unless the difference is only rounding as well. A cotangent of zeros has no
+    rounding: nothing is discarded.
 
     Args:
         turn: (*batch, k, n), entries of sk(gU U^T).
@@ -135,7 +136,7 @@ def find_rounding(turn: Tensor, noise: Tensor, gap: Tensor, close: Tensor, step:
     gap = gap.detach()
     if step is None:
         return (turn.detach().abs() < noise) & (gap.abs() < close)
-    # The product first, and overwritten: at most one more matrix is alive at a time.
+    # The product is computed first and then overwritten, so that at most one more matrix is alive at a time.
     found = (gap * step.detach()).abs_() < noise
     return found & (turn.detach().abs() < noise) & (gap.abs() < close)
 

@@ -91,7 +91,7 @@ def _discard_rounding(
     """G = left ∘ C - right ∘ C^T, without quotients of rounding by small gaps.
 
     G_ij = 1/2 [(left + right)_ij / (S_i - S_j) - (left - right)_ij / (S_i + S_j)]. Where one of the two
-    numerators is only rounding, the other quotient is what G is: the products with C would not cancel.
+    numerators is only rounding, G is the other quotient alone: the products with C would not cancel.
     """
     noise = sum(_gaps.bound_row_noise(g) for g in (gU, gV) if g is not None)
     assert isinstance(noise, Tensor)

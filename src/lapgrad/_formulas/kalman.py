@@ -95,7 +95,7 @@ def find_continuing_steps(y: Tensor) -> Tensor:
 def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[Tensor, Tensor]:
     """m = A m + c, P = A P A^T + Q, of time t + 1.
 
-    A series that has ended keeps its moments: they are of no use, but must not grow over all bounds.
+    A series that has ended keeps its moments: nobody reads them, but they must not overflow.
     """
     A = model.at("A", t)
     m = A @ seen.m + _pad_columns(model.at("c", t), seen.m)
@@ -105,9 +105,9 @@ def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[T
 
 
 class FlatPrior(NamedTuple):
-    """The part of the value that flat directions have, from G = sum v^T u = [[g00, g^T], [g, H]] (de Jong).
+    """The term of the value for flat directions, from G = sum v^T u = [[g00, g^T], [g, H]] (de Jong).
 
-    All are of the dtype of the filter, except for the value, which is of that of G.
+    All have the dtype of the filter, except for the value, which has the dtype of G.
 
     Attributes:
         value: (g00 - g^T H^-1 g + log det H) / 2, (N,).
@@ -123,8 +123,8 @@ class FlatPrior(NamedTuple):
 def measure_information(seen: FilterStep) -> Tensor:
     """v^T u = z^T z, (N, 1 + d, 1 + d), in float64, where products of float32 numbers are exact.
 
-    Where the data hardly tell flat directions apart, the columns of z are nearly dependent. Rounding z costs
-    their condition number, but rounding products of it, from which H is made, would cost its square.
+    Where the data hardly determine the flat directions, the columns of z are nearly dependent. Rounding z
+    costs their condition number, but rounding products of it, from which H is made, would cost its square.
     """
     wide = seen.z.dtype if seen.z.device.type == "mps" else torch.float64  # those have no float64
     z = seen.z.to(wide)
@@ -223,7 +223,7 @@ def compute_vjp(model: Model, gs: Tensor) -> dict[str, Tensor]:
 
 
 def _collect_gradient(backwards: list[Tensor], like: Tensor, series: int, times: int) -> Tensor:
-    """Gradients of single times, last one first: stacked, and summed where the model has one for all."""
+    """Stack the gradients of all times, given last one first; sum them for an operand that times share."""
     if not backwards:
         return torch.zeros_like(like)
     if like.shape[1] == times:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Up to this order row by row, each with one copy; above it by tables of indices, some rows at a time.
+#: Up to this order each row is copied by itself; above it, tables of indices gather several rows at a time.
 _ROW_BY_ROW = 16
-#: Indices of one table, at most, but for a single row: one for all of A would be larger than A.
+#: Most indices of one table (one row may have more): a table for all of A would be larger than A.
 _TABLE = 1 << 12
 
 
@@ -28,7 +28,7 @@ def unpack(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
 
 
 def _turn_to_lower(A: Tensor, offset: int, lower: bool) -> Tensor:
-    """With the triangle below the diagonal: columns of an upper one are rows of A^T.
+    """Return A or A^T, whichever has the triangle below its diagonal.
 
     The sign of the offset, if any, chooses the triangle.
     """
@@ -38,7 +38,7 @@ def _turn_to_lower(A: Tensor, offset: int, lower: bool) -> Tensor:
 def _split_into_pieces(
     v: Tensor, n: int, offset: int
 ) -> Iterator[tuple[Tensor, Tensor | int, Tensor | slice]]:
-    """Pieces of the packed v, and the rows and columns of the lower triangle that they stand for."""
+    """Yield slices of the packed v, with the rows and columns of the lower triangle that they belong to."""
     first, start = abs(offset), 0
     while first < n:
         length = first - abs(offset) + 1  # of row `first`

@@ -1,1 +1,1 @@
-"""How lapgrad meets PyTorch: registration of operators, shapes, precision, and its private names."""
+"""The interface to PyTorch: registration of operators, shapes, precision, and private names of torch."""

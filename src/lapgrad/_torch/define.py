@@ -2,7 +2,7 @@
 
 An operator is registered once with the dispatcher: schema, CPU and CUDA kernel, fake kernel (shapes only),
 vmap rule and an Autograd kernel of its own. torch.compile, torch.export, torch.func, forward mode and tensor
-subclasses meet it there.
+subclasses use this registration.
 
 The dispatcher costs several microseconds per call, which for a 4x4 matrix is more than the mathematics. So
 every operator also has front doors that check whether the call is a plain eager one, and then run the kernel
@@ -170,7 +170,8 @@ def define(
     _LIBRARY.impl(name, _torch_private.make_autograd_kernel(dispatched, apply), "Autograd", with_keyset=True)
     operands = len(formulas.saves)
 
-    # Two functions that do the same: without the loop over operands a small matrix takes a tenth less time.
+    # Both functions do the same. The one without a loop over operands takes a tenth less time for a small
+    # matrix.
     def call_on_one(operand: Tensor, *flags: Any) -> Any:
         if not skips_dispatcher((operand,)):
             return dispatched(operand, *flags)
@@ -197,7 +198,7 @@ def define(
 
 
 def _put_shortcut_before(shortcut: Callable[..., Any] | None, call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call`` with an attempt at the shortcut before it, except while a call is traced."""
+    """Return ``call`` with the shortcut tried first, except while a call is traced."""
     if shortcut is None:
         return call
 
@@ -249,7 +250,7 @@ def define_fused(
         return (None, *_compute_composite_vjp(composite, arguments, ctx.needs_input_grad[1:], cotangents))
 
     apply = _torch_private.make_single_level_function(name, forward=forward, backward=backward)
-    # A Function that has a backward but no jvp refuses tangents: the composite takes them.
+    # A Function that has a backward but no jvp refuses tangents, so calls with tangents run the composite.
     autograd = _torch_private.make_autograd_kernel(dispatched, apply, instead=composite)
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
 
@@ -400,8 +401,9 @@ def _make_overwriting_function(name: str, formulas: Formulas, overwriting: Overw
         gradients = pull_back(ctx.needs, ctx, cotangents)
         flags = (None,) * len(ctx.flags)
         if ctx.copied:
-            # The old value counts through its copy. For a view that must be an explicit zero: with None,
-            # PyTorch drops the gradient of the whole tensor that the view is part of.
+            # The gradient of the old value goes to its copy, so that of the target is zero. For a view it
+            # must be an explicit zero: with None, PyTorch drops the gradient of the whole tensor that the
+            # view is part of.
             cotangent = cotangents[0] if ctx.target_is_view else None
             return (None if cotangent is None else torch.zeros_like(cotangent), *gradients, *flags)
         return (gradients[position], *replace_operand(gradients, None), *flags)
@@ -451,14 +453,14 @@ def _register(
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)
     _torch_private.register_fake(_LIBRARY, name, fake)
-    # This key stands for all that have no kernel of their own, sparse layouts on every device among them.
+    # This key serves all backends without a kernel of their own, among them sparse layouts on every device.
     _LIBRARY.impl(name, _make_refusal_of_sparse(name), "CompositeExplicitAutograd")
     torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
     return dispatched
 
 
 def _make_refusal_of_sparse(name: str) -> Callable[..., Any]:
-    """Return the kernel for tensors that have no other: an error. Calls of dense tensors never reach it."""
+    """Return a kernel that raises an error, for tensors without another kernel; dense ones never reach it."""
 
     def refuse(*arguments: Any) -> Any:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]

@@ -1,6 +1,6 @@
 """Derivatives through PyTorch's public interfaces only: the substitute when a private name has gone missing.
 
-Neither public way is complete. ``register_autograd`` knows no forward mode and no torch.func; a
+Neither public interface is complete. ``register_autograd`` knows no forward mode and no torch.func; a
 ``Function`` with a jvp cannot be traced by torch.compile. So compiled code uses the
 former, and all other code the latter.
 """

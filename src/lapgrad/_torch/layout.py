@@ -1,7 +1,7 @@
 """Checks of the arguments of operators, and broadcasting of their leading dimensions.
 
-The checks run on every call, so valid arguments cost a few comparisons only. What exactly is wrong is found
-out after a comparison has failed.
+The checks run on every call, so valid arguments cost a few comparisons only. The error message is worked out
+only after a comparison has failed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_vector(operator: str, argument: str, v: Tensor) -> Tensor:
 
 
 def check_order(operator: str, argument: str, given: Tensor, n: int) -> int:
-    """``n``, the order of the matrix that is made from ``given``; raises if it is too large for BLAS."""
+    """Return ``n``, the order of a matrix to be made from ``given``; raise if it is too large for BLAS."""
     if not is_compiling() and n > LARGEST_DIMENSION:
         raise _errors.too_large(operator, argument, given.shape)
     return n
@@ -167,7 +167,7 @@ def are_empty(operands: Sequence[Tensor]) -> bool:
 
 
 def make_zero_tangents(results: Any, constant_results: tuple[int, ...]) -> Any:
-    """The tangents of results that depend on nothing: zeros, None for those without a derivative."""
+    """Return zero tangents for results that depend on no operand; None for those without a derivative."""
     if isinstance(results, Tensor):
         return torch.zeros_like(results)
     return tuple(

@@ -6,8 +6,8 @@ on entry to DLASWP", or returns wrong factors without an error (seen with torch 
 Intel; docs/known_problems_in_torch.md).
 
 The functions here have the names and results of torch's, and its derivatives. A batch that could meet the
-fault is taken apart: a single matrix is factorised outside of that loop, and is right with any number of
-threads. lapgrad, its tests and its benchmarks call torch's LU through this module only.
+fault is factorised matrix by matrix: outside of that loop, MKL is right with any number of threads. lapgrad,
+its tests and its benchmarks call torch's LU through this module only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels keep their precision: under autocast, and where products of float32 may be rounded to less.
+"""Keeps kernels at full precision under autocast and where torch may round products of float32.
 
 ``torch.set_float32_matmul_precision("high")``, which is meant for networks, lets a GPU multiply float32
 numbers with 10 bits of their mantissa (TF32), also in cuBLAS calls of others that share torch's handle. With
@@ -27,10 +27,10 @@ _FULL = ("ieee", "none")
 
 
 class _SharedSetting:
-    """torch's setting for products of float32 on one kind of device, which is one for all threads.
+    """torch's setting for products of float32 on one kind of device. All threads share it.
 
     The first thread that needs full precision switches rounding off, and the last one restores the setting.
-    That is state of the process, because torch's setting is. ``users`` counts the threads that need it.
+    This is state of the process because torch's setting is. ``users`` counts the threads that need it.
 
     Args:
         setting: The object whose attribute ``fp32_precision`` is the setting.
@@ -42,7 +42,7 @@ class _SharedSetting:
         self._lock, self.users, self._before = threading.Lock(), 0, ""
 
     def rounds(self) -> bool:
-        """Whether torch rounds products, or will when the threads that have switched it off are done."""
+        """Whether torch rounds products, now or as soon as the threads that have switched it off are done."""
         return self.users > 0 or _torch_private.get_float32_precision(self._backend) not in _FULL
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ def keeps_products(like: Tensor) -> bool:
 
 
 def name_precision_of_cuda() -> tuple[Any, ...] | None:
-    """What the core asks instead of ``keeps_products`` for CUDA tensors (csrc/bind/ways.cpp), if it can."""
+    """What the core calls in place of ``keeps_products`` for CUDA tensors (csrc/bind/ways.cpp), or None."""
     getter = _torch_private.find_precision_getter()
     return None if getter is None else (torch.is_autocast_enabled, "cuda", getter, ("cuda", "matmul"), _CUDA)
 

@@ -68,14 +68,14 @@ _backward_number = getattr(_C, "_current_graph_task_id", None)
 
 
 def get_cuda_stream(device: int) -> int:
-    """The address of torch's current stream on a device; the private way takes 0.1 us, the public one 7."""
+    """The address of torch's current stream on a device, in 0.1 us; the public function takes 7."""
     if _raw_stream is not None:
         return int(_raw_stream(device))
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def get_cuda_device() -> int:
-    """The number of the current CUDA device; the public way asks first whether CUDA is in use."""
+    """The number of the current CUDA device; the public function asks first whether CUDA is in use."""
     return int(_device_number()) if _device_number is not None else torch.cuda.current_device()
 
 
@@ -85,7 +85,7 @@ def is_in_backward() -> bool:
 
 
 def get_float32_precision(backend: str) -> str:
-    """torch's setting for products of float32; the private way takes 0.2 us, the public one 1."""
+    """torch's setting for products of float32; the private function takes 0.2 us, the public one 1."""
     if _float32_precision is not None:
         return str(_float32_precision(backend, "matmul"))
     return str(getattr(torch.backends, backend).matmul.fp32_precision)
@@ -97,7 +97,7 @@ def find_precision_getter() -> Any:
 
 
 def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
-    """After a CUDA graph whose recording has failed: allocator and default generator take no part in it.
+    """End the part of torch's allocator and default generator in a CUDA graph whose recording has failed.
 
     Without this, torch would go on to believe that a graph is being recorded.
 
@@ -117,10 +117,10 @@ def forget_capture(device: int, pool: Any, generator: Tensor) -> None:
 
 
 def find_names_for_shortcuts() -> dict[str, Any] | None:
-    """What the core asks of torch to read tensors by itself (csrc/bind/tensor.h); None if torch lacks it.
+    """Functions of torch by which the core reads tensors (csrc/bind/tensor.h); None if one is missing.
 
-    The table of C functions that describe tensors is public (DLPack 1.3); what tells an ordinary eager call
-    from others is not.
+    The table of C functions that describe tensors is public (DLPack 1.3); the functions that recognise an
+    ordinary eager call are not.
     """
     table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if table is None or not AVAILABLE:
@@ -196,9 +196,8 @@ class BackendKeys(NamedTuple):
     Attributes:
         autograd: Name of the key that records gradients.
         backend: Name of the key that computes.
-        plain: What the keys of a call with ordinary tensors, outside of transforms and modes, are at the
-            Autograd key, as an integer.
-        keyset: The backend key alone: what a kernel of torch is called with.
+        plain: The keys, as an integer, that a call with ordinary tensors outside of transforms and modes has
+        at the Autograd key. keyset: The backend key alone: what a kernel of torch is called with.
         plain_keyset: ``plain`` as a set of keys.
     """
 
@@ -222,7 +221,7 @@ def find_keys_of_composite(operator: str, device: str) -> Any:
 
     torch has a kernel for backends that bring none of their own, for most operators with an overload for
     ``out=``: it allocates the results and calls that overload. It is found under the key of such a backend.
-    An override at the key of ``device`` is not met on this way. None where there is no such kernel.
+    With these keys a call bypasses an override at the key of ``device``. None where there is no such kernel.
     """
     unused, composite = "VE", "CompositeExplicitAutogradNonFunctional"
     name = f"aten::{operator}"
@@ -259,7 +258,7 @@ def is_leaf_or_view_of_one(tensor: Tensor) -> bool:
 
 
 def reshape_fresh(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """``tensor.view(shape)`` of a tensor without other references; autograd does not take it for a view.
+    """Reshape a tensor without other references; autograd does not treat the result as a view.
 
     A view made under ``no_grad`` could later not be modified in place with gradients on.
     """
@@ -351,7 +350,7 @@ if AVAILABLE:
 
         PyTorch switches forward mode off there. Under torch.func the tangents of outer levels live in
         wrappers below this one and would silently be lost: so forward mode is switched on again, and this
-        level's tangents are taken off.
+        level's tangents are removed from the operands.
         """
         if not _functorch_active():
             return jvp(saved, flags, *tangents)

@@ -1,9 +1,9 @@
 """Whether operators read a status back from a GPU, for which the host has to wait.
 
-An operator that raises must read a number from the device, and the host stands still until everything that
-was launched before has run. A training step of many small operators would spend most of its time waiting.
-Inside ``without_waiting`` operators read nothing back: the caller knows that they cannot fail, or keeps their
-status (``potrf_ex``) and checks it once in a while. Nothing changes for CPU tensors.
+An operator that may raise an error must read a number from the device, and the host waits until everything
+launched before has run. A training step of many small operators would spend most of its time waiting. Inside
+``without_waiting`` operators read nothing back: the caller knows that they cannot fail, or keeps their status
+(``potrf_ex``) and checks it later. Nothing changes for CPU tensors.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _in_all_threads = 0
 def without_waiting() -> Iterator[None]:
     """Operators on CUDA tensors skip every check for which the host would wait for the device.
 
-    That holds in this thread, and in backward passes, of whichever thread: autograd does not tell for whom it
-    runs them. Operators that other threads call check as ever.
+    This holds in this thread and in the backward passes of all threads, because autograd does not say for
+    which thread it runs one. Operators that other threads call still check.
     """
     global _in_all_threads
     with _lock:

@@ -9,7 +9,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def is_served(*matrices: object) -> bool:
-    """Whether all are matrices, or batches of them, of float32 or float64 numbers, of one kind, not empty."""
+    """Whether all operands are nonempty matrices or batches of one device and dtype, float32 or float64."""
     first = matrices[0]
     return isinstance(first, Tensor) and all(
         isinstance(A, Tensor)

@@ -39,7 +39,7 @@ def record_cholesky_ex(
 def record_cholesky_ex_eagerly(
     A: Tensor, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """``record_cholesky_ex`` for plain eager calls, sooner back from a small matrix."""
+    """``record_cholesky_ex`` for plain eager calls, with less overhead."""
     if A.is_cpu:
         try:
             return _record_definite(A, upper), allocate_status(A)
@@ -63,7 +63,7 @@ def record_cholesky(A: Tensor, upper: bool = False) -> Tensor:
 
 
 def record_cholesky_eagerly(A: Tensor, upper: bool = False) -> Tensor:
-    """``record_cholesky`` for plain eager calls, sooner back from a small matrix."""
+    """``record_cholesky`` for plain eager calls, with less overhead."""
     if A.is_cpu:
         try:
             factor: Tensor = _record_definite(A, upper)
@@ -74,7 +74,7 @@ def record_cholesky_eagerly(A: Tensor, upper: bool = False) -> Tensor:
 
 
 class _NotPositiveDefiniteError(Exception):
-    """A matrix has no Cholesky factor: the caller asks for status and partial results."""
+    """A matrix has no Cholesky factor; the caller then computes status and partial results by torch."""
 
 
 def _factor_definite(ctx: Any, A: Tensor, upper: bool) -> Tensor:
@@ -108,7 +108,7 @@ def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     L, info = allocate_column_major(A, n, n), allocate_status(A)
     if A.is_cuda:
         # Asking whether the factorisation failed would make the host wait, which torch does not do either.
-        # A factor that failed is the identity here; torch counts what lapgrad counts from the other side.
+        # A factor that failed is the identity here. lapgrad's status is negative for a NaN, torch's is not.
         lookup("potrf", A)(L, A, not upper, info)
         return L, info.abs_()
     if lookup("potrf", A)(L, A, not upper, None) is None:

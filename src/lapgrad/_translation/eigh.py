@@ -19,7 +19,7 @@ from lapgrad.ops import syevd as _syevd
 
 
 def compute_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors as columns, column-major; or an empty tensor for them."""
+    """Ascending eigenvalues, and eigenvectors as columns, column-major (or an empty tensor)."""
     upper = UPLO.upper() == "U"
     if compute_v:
         return _decompose(A, upper)

@@ -6,8 +6,8 @@ returns wrong factors. Here a batch is factorised by lapgrad's core, which keeps
 loops, or matrix by matrix. On CUDA lapgrad's kernels factorise matrices up to order 128, many at once, and as
 with torch's the host does not wait for them. All other calls are torch's.
 
-torch's gradients read the factors that its operators return besides. For a row-major matrix some operators
-return the factors of its transpose, which is copied faster, and so they do here.
+torch's gradients read the factors that its operators return besides the result. For a row-major matrix some
+operators of torch return the factors of the transpose, which is copied faster, and so do these functions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = 
 
 
 def compute_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    """The inverse, column-major, and info; what torch leaves for a singular matrix."""
+    """The inverse, column-major, and info; for a singular matrix both are torch's."""
     B, info = allocate_column_major(A, *A.shape[-2:]), allocate_status(A)
     if is_served_on_device(A):
         lookup("inverse_with_status", A)(B, info, A)

@@ -20,7 +20,7 @@ from lapgrad.ops import gelqf as _gelqf
 
 
 def serves_qr(A: Tensor, mode: str = "reduced") -> bool:
-    """Whether lapgrad computes this: a Q without further columns, or R alone."""
+    """Whether lapgrad computes this mode: the reduced Q, or R alone."""
     return mode in ("reduced", "r") or (mode == "complete" and A.shape[-2] <= A.shape[-1])
 
 
@@ -61,7 +61,7 @@ def _fake(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pull_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    """The gradient of A = L Q with respect to A, also where rows of A are dependent: not finite there."""
+    """The gradient of A = L Q with respect to A; not finite where rows of A are dependent."""
     gA = allocate_matrix(L, L.shape[-2], Q.shape[-1])
     lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
     return gA

@@ -20,7 +20,7 @@ from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 
 #: With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is
-#: faster at it than the core, and what is gained is the gradient.
+#: faster than the core, and only the gradient gains.
 _FEW_COLUMNS, _LARGEST_SMALL_ORDER = 4, 32
 
 _take_shortcut = make_shortcut("trsm")
@@ -46,7 +46,7 @@ def record_solve_triangular(
 def record_solve_triangular_eagerly(
     A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
-    """``record_solve_triangular`` for plain eager calls, sooner back from a small matrix."""
+    """``record_solve_triangular`` for plain eager calls, with less overhead."""
     assert not unitriangular
     X: Tensor = _record_eagerly(*_expand_to_common_batch(A, B), upper, left)
     return X

@@ -22,7 +22,7 @@ from lapgrad.ops import gesvd as _gesvd
 def serves_svd(
     A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> bool:
-    """Whether lapgrad computes this: without vectors of the null space, and by an algorithm of its choice."""
+    """Whether lapgrad computes this: no vectors of the null space and no algorithm (driver) are asked for."""
     return driver is None and (not full_matrices or not compute_uv or A.shape[-1] == A.shape[-2])
 
 

@@ -28,10 +28,10 @@ SCOPE: contextvars.ContextVar[Choice | None] = contextvars.ContextVar("lapgrad.a
 
 
 class ProcessChoice:
-    """The choice for calls outside of all scopes: the last of those that were made and not withdrawn.
+    """The choice for calls outside of all scopes: the last one that was made and not withdrawn.
 
     Attributes:
-        current: What holds now.
+        current: The choice in force.
     """
 
     __slots__ = ("_lock", "_made", "current")
@@ -42,7 +42,7 @@ class ProcessChoice:
         self.current = NOTHING
 
     def make(self, choice: Choice) -> None:
-        """Make ``choice`` the one of the process."""
+        """Make ``choice`` the choice of the process."""
         with self._lock:
             self._made.append(choice)
             self.current = choice

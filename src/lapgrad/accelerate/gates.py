@@ -16,7 +16,7 @@ from lapgrad.accelerate.statistics import Counts
 
 Kernel = Callable[..., Any]
 
-#: More than any order has: no call has to be decided for its order.
+#: Larger than any order: no call has to be decided for its order.
 _NO_ORDER = 2**62
 
 
@@ -29,7 +29,7 @@ class TorchKernels:
         compute_keys: The keys that ``compute`` is called with; None: those of the call.
         record: Records gradients, too; None: gradients are recorded before the gate is reached.
         record_keys: The keys that ``record`` is called with; None: those of the call.
-        is_final: No other gate follows on the way of ``record``.
+        is_final: ``record`` meets no other gate.
     """
 
     compute: Kernel
@@ -65,7 +65,7 @@ def make_gate(
     has_keys: bool,
     counts: Counts,
 ) -> Kernel:
-    """A gate in front of lapgrad's kernels; ``decide`` of them where there is no compiled core.
+    """Return a gate in front of lapgrad's kernels, or their ``decide`` if there is no compiled core.
 
     Args:
         route: The operator.

@@ -63,7 +63,7 @@ def make_judge(route: Route, device: str, table: dict[str, Any]) -> Judge:
 
 
 def make_taking_kernel(route: Route, device: str, records: bool, otherwise: Kernel, counts: Counts) -> Kernel:
-    """For calls that are known to be faster in lapgrad.
+    """Return the kernel for calls that are known to be faster in lapgrad.
 
     Args:
         route: The operator.
@@ -92,7 +92,7 @@ def make_taking_kernel(route: Route, device: str, records: bool, otherwise: Kern
 
 
 def make_backend_kernel(route: Route, device: str, judge: Judge, by_torch: Kernel, counts: Counts) -> Kernel:
-    """For calls whose gradient, if there is one, is recorded by torch.
+    """Return the kernel for calls whose gradient, if there is one, is recorded by torch.
 
     Args:
         route: The operator.
@@ -120,7 +120,7 @@ def make_backend_kernel(route: Route, device: str, judge: Judge, by_torch: Kerne
 def make_autograd_kernel(
     route: Route, device: str, judge: Judge, backend: Kernel, by_torch: Kernel, counts: Counts
 ) -> Kernel:
-    """For calls whose gradient lapgrad records.
+    """Return the kernel for calls whose gradient lapgrad records.
 
     Args:
         route: The operator.
@@ -144,7 +144,7 @@ def make_autograd_kernel(
         has_gradient = _records_gradient(operands)
         if is_plain and not has_gradient:
             return backend(*arguments, **options)
-        # A graph that is traced for many sizes is not decided by that of one.
+        # A graph that is traced for many sizes must not depend on one of them.
         if name in choice.names and (is_plain or all(map(_has_numbers_for_sizes, operands))):
             reason = judge(choice, has_gradient, arguments, options)
             if reason is None and records(*arguments, **options):
@@ -157,7 +157,7 @@ def make_autograd_kernel(
 
 
 def make_out_kernel(route: Route, device: str, judge: Judge, by_torch: Kernel, counts: Counts) -> Kernel:
-    """For calls with ``out=``, which have no gradient, at the Autograd key.
+    """Return the kernel for calls with ``out=``, which have no gradient, at the Autograd key.
 
     Args:
         route: The operator.
@@ -207,7 +207,7 @@ def _has_numbers_for_sizes(tensor: Tensor) -> bool:
 
 
 def _run(function: Callable[..., Any], arguments: Any, options: Any) -> Any:
-    """``function(*arguments, **options)``, inside of which torch's operators are torch's own.
+    """Return ``function(*arguments, **options)``, computed with acceleration switched off.
 
     Some of lapgrad's kernels call torch.linalg themselves.
     """

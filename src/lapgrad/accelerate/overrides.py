@@ -39,7 +39,7 @@ class MadeOverrides(NamedTuple):
 
     Attributes:
         route: The operator.
-        is_useful: There are calls that lapgrad is to take; else it takes some only if it must take them all.
+        is_useful: Whether lapgrad takes some calls by its thresholds, not only with ``always=True``.
         overrides: At each of its keys.
     """
 
@@ -78,7 +78,7 @@ class Overrides:
             self._install_if_missing(choice)
 
     def open_scope(self, choice: Choice) -> None:
-        """Install, and let nobody remove until ``close_scope``."""
+        """Install, and prevent removal until ``close_scope``."""
         with self._lock:
             self._install_if_missing(choice)
             self._open_scopes += 1
@@ -173,7 +173,7 @@ def _find_autograd_kernel(operator: str, key: str) -> Kernel:
 def _register(override: Override) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        # "Overriding a previously registered kernel": that is what it is for.
+        # torch warns "Overriding a previously registered kernel", which is the purpose here.
         warnings.simplefilter("ignore", UserWarning)
         library.impl(
             override.operator,

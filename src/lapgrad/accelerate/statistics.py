@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: What stands in place of a reason for calls that lapgrad has taken.
+#: The reason that is stored for calls that lapgrad has taken.
 TAKEN = "taken"
 
-#: The reason for torch that is decided by sizes and dtype alone.
+#: The reason for calls that torch computes because of their sizes and dtype.
 SMALL = "faster in torch"
 
 #: Operator, reason, device, dtype, shape of the matrix.
@@ -28,7 +28,7 @@ class CallCount(NamedTuple):
         reason: Why torch computed it; "taken" if it did not.
         device: "cpu" or "cuda".
         dtype: Of the matrix.
-        shape: Of the matrix. Empty for the calls of shapes that there was no more room for.
+        shape: Of the matrix. Empty for calls whose shapes are counted together because there were too many.
         calls: How many.
     """
 
@@ -75,7 +75,7 @@ class Statistics(tuple[CallCount, ...]):
 
 
 class Counts:
-    """A table of counts. Each is in a cell, a list of one number, that those who count often keep."""
+    """A table of counts. Each is a list of one number (a cell) that frequent callers keep and increment."""
 
     def __init__(self) -> None:
         self._cells: dict[Key, list[int]] = {}
@@ -98,7 +98,7 @@ class Counts:
         return self._cells.setdefault(key, [0])
 
     def items(self) -> list[tuple[Key, int]]:
-        """What was counted, and how often; not what was not counted since the last ``clear``."""
+        """Yield what was counted since the last ``clear``, and how often."""
         found = {key: cell[0] for key, cell in self._cells.copy().items() if cell[0]}
         for operator, device, gate in self._gates:
             for item_size, shape, calls in gate.counts():

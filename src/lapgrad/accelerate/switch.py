@@ -84,9 +84,9 @@ class Scope:
 class OffScope(Scope):
     """The result of ``accelerate.off()``, which is used as a statement or as a block (``with``).
 
-    When it is made, it does not know which of the two it is. If it is dropped without having been entered, it
-    was a statement, and the overrides are removed. A block leaves them installed, because changing the
-    dispatcher's tables is slow.
+    When it is created, it cannot know which of the two it will be. If it is dropped without having been
+    entered, it was a statement, and the overrides are removed. A block leaves them installed, because
+    changing the dispatcher's tables is slow.
     """
 
     def __init__(self, choice: Choice, overrides: Overrides) -> None:

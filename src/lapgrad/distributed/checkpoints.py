@@ -1,4 +1,4 @@
-"""Checkpoints of fits: what a restarted program needs to go on where it was ended."""
+"""Checkpoints of fits, from which a restarted program continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lapgrad.distributed.group import Group
 
 
 class Checkpoint:
-    """A file from which a fit goes on after a restart, by ``torchrun`` for example, to the same figures.
+    """A file from which a restarted fit continues (by ``torchrun`` for example), to the same figures.
 
     It holds the parameters of a model and the state of its optimiser, not the data. Rank 0 writes it and
     reads it, so that it need not be on a disk that all machines see.

@@ -2,8 +2,8 @@
 
 A rank that raises an error joins the next collective with its status set, and then sends its error to the
 others: all of them raise. A rank that dies cannot do that. The others notice it by a broken connection, or
-find its process gone. Whoever notices first raises an alarm in the store of the group, where ranks that wait
-for a collective look once in a second, so that no rank waits for ever.
+find its process gone. The first rank that notices sets an alarm in the store of the group. Ranks that wait
+for a collective read it once per second, so that none waits for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from lapgrad import _exceptions
 
-#: Seconds between two looks at the alarm while a rank waits for a collective.
+#: Seconds between two reads of the alarm while a rank waits for a collective.
 LOOK_EVERY = 1.0
 #: Seconds in which a rank that waits answers an alarm.
 _ANSWER_WITHIN = 3.0 * LOOK_EVERY
@@ -105,7 +105,7 @@ class Watch:
         missing = dead or self._find_dead() or silent
         names = ", ".join(self._describe(rank) for rank in missing)
         what = f"{names} has ended or cannot be reached" if missing else "the connection to a rank was lost"
-        # Of gloo's messages: without the line of its source, and without its advice.
+        # gloo's messages begin with a line of its source and end with advice: both are cut off.
         told = re.sub(r"^\[[^]]*\] *", "", reason.strip()).partition(". This is")[0].partition("\n")[0]
         detail = f" ({told.removesuffix('.')})" if told else ""
         error = _exceptions.ProcessGroupError(f"rank {self._rank}: {what}{detail}.", tuple(missing))
@@ -223,7 +223,7 @@ class Report(NamedTuple):
 
 
 def is_numerical(error: BaseException) -> bool:
-    """Return whether a fit may go on after this error: all ranks then raise it, and all of them go on."""
+    """Return whether a fit can continue after this error, which all ranks then raise."""
     return isinstance(error, _exceptions.LapgradError) and not isinstance(
         error, _exceptions.ProcessGroupError
     )

@@ -103,7 +103,7 @@ def kalman_nll(
 
 
 def has_joint_kernel(y: Tensor) -> bool:
-    """Return whether the device of y computes values and gradients in one walk (``prepare_gradient``)."""
+    """Return whether the device of y computes values and gradients in one pass (``prepare_gradient``)."""
     return has_kernel("kalman_nll_and_vjp", y)
 
 
@@ -153,7 +153,7 @@ def _compute_vjp(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _compute_vjp_composite(*arguments: Any) -> tuple[Tensor, ...]:
-    """The gradients in differentiable operations, in float64, whose products no setting of torch rounds."""
+    """The gradients by differentiable operations in float64, in which no setting of torch rounds products."""
     *tensors, gs, wanted = arguments
     found = _kalman.compute_vjp(_kalman.Model(*(tensor.double() for tensor in tensors)), gs.double())
     return tuple(
@@ -213,7 +213,7 @@ def _vmap(dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: 
 def _vmap_vjp(
     dispatched: Any, size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> tuple[Tensor, ...]:
-    """The vmap rule of the gradient: every mapped item has its own, also of operands that items share."""
+    """The vmap rule of the gradient: each mapped item has its own, also of operands that items share."""
     *operands, wanted = arguments
     series = _series.count_series(operands[0], in_dims[0])
     merged = [

@@ -85,7 +85,7 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
 def _evaluate_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
     """The values of several Y that share A, from one factor."""
     n, k = Y.shape[-2:]
-    # Tracers and transforms do not tell addresses: Y could be a view of A.
+    # Under tracers and transforms addresses are unknown: Y could be a view of A.
     if overwrite and (not skips_dispatcher((A, Y)) or _layout.may_overlap(A, Y)):
         Y = Y.clone()
     try:
@@ -108,7 +108,7 @@ def _evaluate_in_place(A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor, Tenso
 
 
 def _evaluate_into(L: Tensor, A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    """L := the factor of A. Returns s and W = L^-1 Y, of which |W|^2 = tr(Y^T A^-1 Y)."""
+    """L := the factor of A. Returns s and W = L^-1 Y; |W|^2 = tr(Y^T A^-1 Y)."""
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
         raise _errors.factorisation_failed("fused.mvn_nll", A.shape[:-2], failure, "potrf_ex")

@@ -131,7 +131,7 @@ def evaluate_criterion(
         function = _kernel_function.as_kernel_function(_NAME, kernel)
         _check_data(Z, X, Y)
         noise_var = convert_noise_variance(_NAME, noise_var, X)
-        # On a GPU it is looked at only if the evaluation fails: the host would have to wait for it.
+        # On a GPU it is checked only if the evaluation fails: the host would have to wait for it.
         if X.is_cpu:
             check_noise_is_positive(_NAME, noise_var)
         _check_options(noise_var, jitter, chunk)
@@ -232,7 +232,7 @@ def _check_options(noise_var: Tensor, jitter: float, chunk: int | None) -> None:
 
 
 class _Streamed(torch.autograd.Function):
-    """Computes the gradient along with the value: it is no larger than the inputs, and is kept."""
+    """Computes the gradient along with the value, and keeps it: it is no larger than the inputs."""
 
     @staticmethod
     def forward(ctx: Any, options: _Options, *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Observations less their means, in a unit of their size: the operator that begins ``pca`` and ``cca``."""
+"""Centred observations in a unit of their size (a power of two): the first step of ``pca`` and ``cca``."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ operator_vjp = define_fused(
 )
 
 _UNIT = 3
-#: The place of the number of rows among the flags: all that the gradient of the mean needs to know of X.
+#: The position of the number of rows among the flags. The gradient of the mean needs nothing else of X.
 _ROWS = 2
 
 operator = define(

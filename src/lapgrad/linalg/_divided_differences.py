@@ -193,7 +193,7 @@ def make_rule(f: Function) -> Rule:
 
     def derivative(x: Tensor) -> Tensor:
         if is_exporting() and _EXPORTS_FORWARD_MODE:
-            # In what torch.func.vjp records, torch.export would keep the batch size of the example.
+            # In a graph that torch.func.vjp records, torch.export would fix the batch size of the example.
             slope: Tensor = torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
             return slope
         # Reverse mode, because x may carry a tangent, and torch.func.jvp refuses that.
@@ -201,7 +201,7 @@ def make_rule(f: Function) -> Rule:
         return pull_back(torch.ones_like(x))[0]
 
     def differences(a: Tensor) -> Tensor:
-        """The plain quotient; of close pairs the mean of f' between them, by Gauss' rule of three points."""
+        """The plain quotient; for close pairs the mean of f' between them, by Gauss' rule of three points."""
         values = f(a)
         first, second = a.unsqueeze(-1), a.unsqueeze(-2)
         gap = first - second

@@ -1,4 +1,4 @@
-"""Covariances of observations, and what can be wrong with them."""
+"""Covariances of observations, their Cholesky factors, and checks of their options."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unwhiten_directions(L: Tensor, unit: Tensor, rows: Tensor) -> Tensor:
 
 
 def normalise(centred: Tensor, regularisation: float) -> tuple[Tensor, Tensor]:
-    """``centred`` in a unit in which its covariance with regularisation is near 1, and the unit."""
+    """Return ``centred`` in a unit in which its regularised covariance is of order 1, and the unit."""
     unit = find_unit(centred, math.sqrt(regularisation))
     return centred * unit.reciprocal(), unit
 

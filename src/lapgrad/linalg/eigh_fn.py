@@ -129,7 +129,7 @@ def _find_outside_domain(eigenvalues: Tensor, values: Tensor, name: str) -> _exc
 def _apply_derivative(U: Tensor, differences: Tensor, X: Tensor) -> Tensor:
     """U^T (F o (U sym(X) U^T)) U: the derivative along X, and its own adjoint."""
     inside = _gemm2.multiply(U, X + X.mT, alpha=0.5)
-    # One name for all of them: a buffer that is not needed any more is free for the next step.
+    # All steps use one name, so that a buffer that is no longer needed is freed for the next step.
     inside = _multiply_symmetric(U, inside, False)
     inside = differences * inside
     inside = _gemm2.multiply(inside, U)
@@ -206,7 +206,7 @@ def _apply_given(
 def _vjp_given(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """All of the derivative goes to A; that of U and F counts when this formula is derived."""
+    """All of the derivative goes to A. Derivatives of U and F count when this formula is differentiated."""
     U, differences = saved
     return _apply_derivative(U, differences, gB), None, None, None, None
 

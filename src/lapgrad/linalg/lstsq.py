@@ -122,12 +122,12 @@ def _subtract(
 
 
 def _solve_with_factors(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
-    """t(L)^-1 B. That L is not singular was seen when the system was solved."""
+    """t(L)^-1 B, without a check: L was found to be regular when the system was solved."""
     return _trsm.solve(L, B, transpose=transpose)
 
 
 def _is_wide(Q: Tensor, n: int) -> bool:
-    """Q is m x n, else n x m. A square A was taken for a wide one."""
+    """Return whether Q is m x n (A was wide or square), not n x m."""
     return Q.shape[-1] == n
 
 

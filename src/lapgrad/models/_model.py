@@ -27,8 +27,8 @@ AnyModel = TypeVar("AnyModel", bound="StoredModel")
 class StoredModel(ParametrisedModule, abc.ABC):
     """A module that can be saved to one file and loaded from it, by ``config`` and ``from_config``.
 
-    Its methods take arrays of NumPy and objects of pandas where they ask for tensors of data. What they
-    return is of the kind of the new inputs, with their index.
+    Its methods take arrays of NumPy and objects of pandas where they ask for tensors of data. Results have
+    the kind and the index of the new inputs.
 
     Attributes:
         reads_arrays: Whether the class reads arrays and objects of pandas itself.
@@ -276,4 +276,4 @@ class Model(ResumableModel, StoredModel):
         return self.loss() - self.log_prior() if self.has_priors() else self.loss()
 
     def check_fit(self, result: FitResult) -> None:
-        """Warn if a fit has ended where it should not. Default: all is well."""
+        """Warn if a fit has ended at useless parameters. Default: no warning."""

@@ -149,7 +149,7 @@ class Hyperparameter:
         return self.to_raw(value if self.floor is None else value - getattr(module, self.floor).to(value))
 
     def is_allowed(self, module: nn.Module, value: Tensor) -> bool:
-        """Return whether all numbers of a value are finite, and where they may be."""
+        """Return whether all numbers of a value are finite and within the domain of the parameter."""
         above = value if self.floor is None else value - getattr(module, self.floor).to(value)
         inside = value.isfinite() & self.inside(above)
         bounds = get_all_bounds(module).get(self.name)

@@ -1,8 +1,8 @@
 """Products of matrices in the full precision of their dtype, with derivatives of any order.
 
-Torch rounds ``A @ B`` of float32 matrices to fewer digits under autocast, and if it was told so for the sake
-of networks (``torch.set_float32_matmul_precision``). Covariances, and differences of large numbers, need all
-digits. Networks that users put into models are multiplied as torch was told.
+Torch rounds ``A @ B`` of float32 matrices to fewer digits under autocast and after
+``torch.set_float32_matmul_precision``. Covariances, and differences of large numbers, need all digits.
+Networks that users put into models follow torch's settings.
 """
 
 from __future__ import annotations

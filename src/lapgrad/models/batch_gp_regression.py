@@ -156,7 +156,7 @@ class BatchGPRegression(Model):
         return self.losses().sum()
 
     def compute_losses(self, items: slice | list[int]) -> Tensor:
-        """Return the losses of some processes, of which the hyper-parameters must be those."""
+        """Return the losses of some processes; the kernel must have the hyper-parameters of these."""
         inputs, residuals = self._scale_inputs(self.X, items), self._compute_residuals(items)
         values = mvn_nll(
             covariance(self.kernel, inputs, self.noise_var, lower_only=True), residuals, overwrite=True

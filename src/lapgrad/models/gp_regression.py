@@ -230,11 +230,11 @@ class GPRegression(
         return _starts.fit_from_several(self, super().fit, optimizer, starts, generator, options)
 
     def get_scales_of_parameters(self) -> dict[str, Tensor]:
-        """Return the size of a typical change of the mean: the deviation of y, and over that of inputs."""
+        """Return typical changes of constant and slopes of the mean, from the deviations of y and inputs."""
         return _scaling.compute_scales_of_mean(self._scale_inputs(self.X), self._scale_targets(self.y))
 
     def clear_cache(self) -> None:
-        """Free what predictions keep of the data: n² of memory."""
+        """Free the factor that predictions cache: n² of memory."""
         self._posterior.clear()
 
     def check_fit(self, result: FitResult) -> None:
@@ -450,7 +450,7 @@ class GPRegression(
         return self._scale_targets(self.y) - self.compute_mean(inputs, self.y.shape[1])
 
     def _compute_noise(self, inputs: Tensor, jitter: float) -> Tensor:
-        """Return what is added to the diagonal of K, with jitter relative to the mean of that of A."""
+        """Return the noise, with jitter relative to the mean of the diagonal of A: what is added to K."""
         noise = self.get_noise()
         return noise + jitter * (self.kernel.diag(inputs).mean() + noise.mean()) if jitter else noise
 

@@ -246,7 +246,7 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
         return sum_loss(self.group, lambda: -self.log_likelihood().sum(), list(self.parameters()))
 
     def log_likelihood(self) -> Tensor:
-        """Return log p(y) of each series: (N,), or a number for one series; of those of this process."""
+        """Return log p(y) of each series of this process: (N,), or a number for one series."""
         matrices = self.matrices()
         value = self._compute_log_likelihood(matrices, self.y)
         return value[0] if self.single else value
@@ -367,8 +367,8 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
         """Return one-step prediction errors in units of their standard deviations, in the shape of the data.
 
         They are independent N(0, 1) if the model is right, and NaN where nothing is observed, or nothing
-        predicted because the diffuse states are not determined yet. Of several values at one time each is
-        given those before it.
+        predicted because the diffuse states are not determined yet. If there are several values at one time,
+        each is predicted given those before it.
         """
         return self._write(self._shape_values(self.compute_residuals()))
 

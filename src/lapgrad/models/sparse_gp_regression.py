@@ -185,7 +185,7 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
         noise_floor: float | None,
         mean: str | nn.Module,
     ) -> None:
-        """Set kernel, noise and mean; those that are not given are chosen by the spread of the data."""
+        """Set kernel, noise and mean; values that are not given are chosen from the spread of the data."""
         inputs, outputs = self._scale_inputs(X), self._scale_targets(y)
         variance = _scaling.compute_spread(outputs).square().mean()
         self.kernel = RBF(ard=True) if kernel is None else kernel
@@ -204,7 +204,7 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
     # Learning.
 
     def get_scales_of_parameters(self) -> dict[str, Tensor]:
-        """Return the size of a typical change of the mean: the deviation of y, and over that of inputs."""
+        """Return typical changes of constant and slopes of the mean, from the deviations of y and inputs."""
         if self.spread_rows is None:
             return _scaling.compute_scales_of_mean(self._scale_inputs(self.X), self._scale_targets(self.y))
         x, y = (moments.compute_spread(self.X.dtype).to(self.X) for moments in self.spread_rows.moments)

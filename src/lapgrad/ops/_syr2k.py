@@ -1,4 +1,4 @@
-"""syr2k: the symmetric part of a product, as gradients of symmetric matrices have it. Not public."""
+"""syr2k: twice the symmetric part of a product, which gradients of symmetric matrices need. Not public."""
 
 from __future__ import annotations
 

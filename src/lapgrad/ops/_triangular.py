@@ -83,7 +83,7 @@ def _apply_to_vector(name: str, operator: Operator, L: Tensor, A: Tensor, *optio
 
 
 def _scale_in_place(L: Tensor, A: Tensor, alpha: float, refuse: Callable[[Tensor], None] | None) -> Tensor:
-    """A := alpha A, unless L is refused: an error must find A as it was. Returns L, or a copy on overlap."""
+    """A := alpha A, after L was checked: an error leaves A as it was. Returns L, or a copy on overlap."""
     plain = skips_dispatcher((L, A))
     if plain and refuse is not None:
         refuse(L)
@@ -102,7 +102,7 @@ def _apply_shared_triangle(
     transpose: bool,
     rightside: bool,
 ) -> Tensor:
-    """One L for a batch of A, as one call with more rows or columns; so the gradient of L has no batch."""
+    """Apply one L to a batch of A in one call with more columns or rows: its gradient then has no batch."""
     m, n = A.shape[-2:]
     items = math.prod(batch)
     L = L.reshape(L.shape[-2:])

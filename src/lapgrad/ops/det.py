@@ -88,7 +88,7 @@ def _compute_cofactors(A: Tensor) -> Tensor:
 
 
 def _compute_cofactors_composite(A: Tensor) -> Tensor:
-    """The transpose of adj A, by a formula that does not divide by what may vanish.
+    """The transpose of adj A, by a formula that divides by nothing that may be zero.
 
     In the singular vectors of A, held constant, A = U M V^T with M = diag(s) at the point itself. With M11
     everything but the r = 3 smallest singular values, and the Schur complement S = M22 - M21 M11^-1 M12,
@@ -127,7 +127,7 @@ def _compute_cofactors_composite(A: Tensor) -> Tensor:
 
 
 def _compute_singular_basis(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """U, s, V^T, det(U) det(V) and A itself, as constants: ``detach`` does not serve under all transforms."""
+    """U, s, V^T, det(U) det(V) and A itself, as constants: ``detach`` does not work under all transforms."""
     U, s, Vh = torch.linalg.svd(A)
     sign = (_torch_lu.det(U) * _torch_lu.det(Vh)).sign()
     return U.contiguous(), s, Vh.contiguous(), sign, A.clone(memory_format=torch.contiguous_format)

@@ -129,7 +129,7 @@ def _factorise_l(A: Tensor, positive: bool) -> Tensor:
 
 
 def _check_rows_later(L: Tensor, columns: int) -> Callable[[], None]:
-    """Starts the check that no row of A depends on those before it; the function returned raises if one does.
+    """Start the check that no row of A depends on those before it; return a function that raises if one does.
 
     A row depends on others if its diagonal entry of L is only rounding; ``columns`` is the width of A. On a
     GPU other work can be launched between start and result.

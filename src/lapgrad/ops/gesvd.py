@@ -68,8 +68,8 @@ def gesvd(
     """Singular value decomposition: A = U^T diag(S) V, with orthonormal rows in U and V, and S descending.
 
     The sign of each pair of vectors is the one that makes the leading entry of the row of U positive: the
-    first entry whose size is within 1e-6 of the largest. Where A is rank deficient, the vectors of
-    the zeros are completed to orthonormal rows.
+    first entry whose size is within 1e-6 of the largest. Where A is rank deficient, the vectors of zero
+    singular values are any that complete the others to orthonormal rows.
 
     Args:
         A: (*batch, m, n). Wide, square or tall; k = min(m, n).

@@ -24,7 +24,7 @@ QUIET = _spectral.QUIET
 #: Policies that discard quotients of rounding by small gaps.
 _DISCARDS = ("mask", "raise", QUIET)
 
-#: The square root of eps: a loss is even on equal eigenvalues up to this, relative to the largest entry.
+#: The square root of eps: up to this, relative to the largest entry, a loss treats equal eigenvalues equally.
 _UNEVEN = {torch.float64: 2.0**-26, torch.float32: 2.0**-11.5}
 
 _take_shortcut = make_shortcut("syevd")

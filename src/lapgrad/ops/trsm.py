@@ -105,7 +105,7 @@ def _solve_in_place(L: Tensor, A: Tensor, lower: bool, transpose: bool, rightsid
 
 
 def _solve_again(L: Tensor, A: Tensor, *flags: bool) -> Tensor:
-    """``operator.call`` with an L that it has accepted before: a GPU is not asked again."""
+    """``operator.call`` for an L that it has accepted before, without waiting for a GPU again."""
     X: Tensor | None = None if is_compiling() else _take_shortcut_again(L, A, *flags)
     return operator.call(L, A, *flags) if X is None else X
 

@@ -1,7 +1,8 @@
 """The engine of several processes with a GPU each: cuSOLVERMp, through ``nvmath.bindings``.
 
-It has potrf and potrs, but no potri: the inverse is made of local products. Products and triangular solves,
-which gradients of operators need, come from cuBLASMp, and are loaded when they are first used.
+It has potrf and potrs, but no potri: the inverse is computed by local products (``inverse``). Products and
+triangular solves, which gradients of operators need, come from cuBLASMp, and are loaded when they are first
+used.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class CusolverMpEngine:
     def _explain_failure(self, A: Blocks, diagonal: Tensor) -> int:
         """Return the order of the leading minor that failed; 0 if A had a NaN, which is then on its diagonal.
 
-        Pivots before the one that failed are those of the factor, positive. That one is not, or NaN.
+        Pivots before the one that failed are positive. The one that failed is not, or is NaN.
 
         Args:
             A: What ``potrf`` has left.
@@ -239,8 +240,7 @@ class CusolverMpEngine:
 def _load_cusolvermp() -> Any:
     """Return the bindings, with the library loaded from the package that brings it.
 
-    nvmath-python looks for libraries in the usual places only. A library that is loaded already is used as
-    it is.
+    nvmath-python looks for libraries in the usual places only, but uses one that is already loaded.
     """
     bindings = load_bindings("cusolverMp")
     torch.cuda.init()

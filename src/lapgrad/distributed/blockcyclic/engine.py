@@ -1,4 +1,4 @@
-"""What a library of distributed linear algebra has to offer: the routines that everything here is made of."""
+"""The interface to a library of distributed linear algebra: the routines that this package calls."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Engine(Protocol):
     def share_along_row(self, values: Tensor, column: int) -> None:
         """Overwrite values by those of the process of this row in that column. Contiguous.
 
-        Only the processes of a row call it; likewise those of a column below.
+        Only the processes of one row call it.
         """
 
     def share_along_column(self, values: Tensor, row: int) -> None:
@@ -77,4 +77,4 @@ class Engine(Protocol):
         """Replace values by their sum over the processes of this column of the grid. Contiguous."""
 
     def close(self) -> None:
-        """Leave the processes of the grid in good order. Nothing else may be called afterwards."""
+        """Free what the engine holds. Nothing else may be called afterwards."""

@@ -72,8 +72,8 @@ class ProcessGrid:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After an error the other processes may be waiting for this one. To leave in good order would wait
-        # for them; the launcher ends them when this process has ended with its error.
+        # After an error the other processes may be waiting for this one, and an orderly exit would wait for
+        # them. The launcher ends them when this process has ended with its error.
         if kind is None:
             self.close()
 
@@ -194,7 +194,7 @@ def _count_processes(device: torch.device) -> int:
 
 
 def _compute_mark(tensor: Tensor) -> Tensor:
-    """Return numbers (3,) that are other ones for another shape, other values, or another order of them."""
+    """Return a checksum (3,) that differs for another shape, other values, or another order of them."""
     values = tensor.detach().double().flatten()
     weights = torch.linspace(1.0, 2.0, len(values), dtype=torch.float64, device=values.device)
     shape = sum((3.0**axis) * size for axis, size in enumerate(tensor.shape))

@@ -13,10 +13,10 @@ from lapgrad.ops.trsm import trsm
 
 
 class LocalEngine:
-    """One process, so that a program for many runs without an MPI and on any device.
+    """An engine of one process: a program for many processes then runs without an MPI and on any device.
 
-    Blocks are stored by columns. Their transpose is stored by rows, which is what operators overwrite in
-    place: a lower triangle is there the upper one, and L is R = Lᵀ.
+    Blocks are stored by columns. Their transpose is stored by rows, which operators can overwrite in place.
+    In the transpose, a lower triangle is the upper one, and L is R = Lᵀ.
     """
 
     name = "local"
@@ -35,7 +35,7 @@ class LocalEngine:
         except _exceptions.NotPositiveDefiniteError as error:
             return error.minor
         except _exceptions.NonFiniteError as error:
-            # Engines say nothing about numbers that are not finite: the caller finds them on the diagonal.
+            # Engines do not report numbers that are not finite: the caller finds them on the diagonal.
             A.local[error.pivot - 1, error.pivot - 1] = torch.nan
         return 0
 

@@ -6,7 +6,7 @@ With A = K + diag(v) = L Lᵀ and α = A⁻¹ Y, for Y with k columns:
 
 Each process builds its blocks of A and overwrites them twice: by L in the forward, by A⁻¹ in the backward. Y
 and α are replicated. Processes exchange α and the logarithm of the determinant forward, and the gradients of
-the kernel's parameters backward: in one sum each, besides what the engine does.
+the kernel's parameters backward: in one sum each, besides the messages of the engine.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def mvn_nll(
 
 
 def evaluate_on_grid(who: str, grid: ProcessGrid, kernel: BlockKernel, added: Tensor, Y: Tensor) -> Tensor:
-    """Return ``mvn_nll`` of a kernel in terms of any points, for callers that have checked their arguments.
+    """Return ``mvn_nll`` for any ``BlockKernel``, without checks of the arguments.
 
     Args:
         who: Name of the caller, for messages.

@@ -13,7 +13,7 @@ _SUCCESS = 0
 
 
 class _UniqueId(ctypes.Structure):
-    """What the first process makes, and all others need to meet it."""
+    """The identifier by which the processes of a communicator find each other; the first process makes it."""
 
     _fields_ = (("content", ctypes.c_byte * 128),)
 

@@ -90,7 +90,7 @@ class ScalapackEngine:
         """Replace values by their sum over all processes.
 
         The sum is made by one process, which sends it to the others. If each of them added up the numbers,
-        results could differ in the last bit, and optimisers that must take the same steps would part.
+        results could differ in the last bit, and optimisers that must take the same steps would diverge.
         """
         if self.size == 1:
             return

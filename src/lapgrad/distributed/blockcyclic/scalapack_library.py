@@ -1,9 +1,9 @@
 """Finds and loads ScaLAPACK with its MPI: the packages ``mkl`` and ``mpich``, or a library of the system.
 
 torch has its own copy of MKL. ScaLAPACK's must be loaded after it: symbols that are already there are not
-looked up again, while in the other order thousands of torch's own calls would end in the other library. Both
-are kept apart otherwise, except for the threads: MKL's GNU layer runs on the OpenMP library of torch, and
-follows ``torch.set_num_threads``.
+looked up again, while in the other order thousands of torch's own calls would end in the other library. The
+two copies share only their threads: MKL's GNU layer runs on the OpenMP library of torch, and follows
+``torch.set_num_threads``.
 
 ``LAPGRAD_SCALAPACK=/path/libscalapack-openmpi.so`` names a ScaLAPACK that brings its own BLAS and MPI, as
 those of Linux distributions and clusters do. ``LAPGRAD_MPI=/path/libmpi.so.12`` replaces the MPI of
@@ -118,6 +118,6 @@ def _list_files(package: str) -> Iterator[Path]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.distribution(package).files or ():
             yield Path(str(file.locate())).resolve(strict=False)
-    # Packages of other tools than pip do not list their files.
+    # Only packages that pip has installed list their files.
     for prefix in dict.fromkeys((sys.prefix, sys.base_prefix)):
         yield from Path(prefix, "lib").glob("lib*.so*")

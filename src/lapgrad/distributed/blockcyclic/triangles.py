@@ -78,7 +78,8 @@ def check_factor(who: str, info: int, L: Blocks, grid: ProcessGrid) -> Tensor:
         return total
     index, row, column = L.layout.list_diagonal(L.local.device)
     bad = index[~L.local[row, column].isfinite()]
-    # Sums are what processes exchange: each has a place of its own for the first pivot that it holds.
+    # Processes exchange sums only, so each has a place of its own in the sum for the first bad pivot that it
+    # holds.
     first = torch.zeros(grid.size, dtype=torch.float64, device=L.local.device)
     first[grid.rank] = bad[0] + 1 if len(bad) else L.layout.rows + 1
     pivot = int(grid.sum(first).min())

@@ -157,7 +157,7 @@ def _gather(
         with without_waiting():
             whitening.apply(K, whitened[:U])
         lookup("syrk_add", total)(total, whitened)
-    # A copy: a column counts as contiguous whatever lies between its elements.
+    # A copy, because torch calls a single column contiguous whatever the distance of its elements.
     b = total[U : U + k, :U].mT.clone(memory_format=torch.contiguous_format)
     squares = total.diagonal()[U : U + k].clone()
     return Statistics(whitening, total[:U, :U], b, squares, variances.detach().sum(), K, K), chunks
@@ -174,7 +174,7 @@ def _stream_back(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of scalars, features of Z and (None if they are constant) of X, over all chunks.
 
-    From the last chunk, which the first pass has left in its buffer, to the first one.
+    Goes from the last chunk, which the first pass has left in its buffer, to the first one.
     """
     Y, U = problem.inputs.Y.detach(), len(points.Z)
     total: tuple[Tensor, Tensor] | None = None

@@ -32,14 +32,14 @@ class Checks(Protocol):
 
 
 class Evaluation:
-    """What consecutive evaluations of one bound hand on to each other.
+    """State that consecutive evaluations of one bound share.
 
     A caller that evaluates the same bound many times (a model) keeps one and passes it to every evaluation.
     Otherwise each evaluation gets a new one, so that its result does not depend on earlier calls.
 
     Attributes:
-        is_imprecise: Whether products were too imprecise the last time: the first choice of the next time.
-        deferred: Inside ``defer_checks`` the checks of evaluations so far, else None.
+        is_imprecise: Whether products were too imprecise in the last evaluation; the next one then begins
+        with solves. deferred: The checks of the evaluations so far inside ``defer_checks``, else None.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Evaluation:
 
 
 class ImmediateChecks:
-    """Reads numbers when they are there, and raises at once.
+    """Checks that read each number at once, and raise.
 
     Args:
         operator: The name in messages.
@@ -74,7 +74,8 @@ class ImmediateChecks:
 
     def __init__(self, operator: str, jitter: float, is_imprecise: bool | None = None) -> None:
         self.operator, self.jitter, self._is_imprecise = operator, jitter, is_imprecise
-        #: Whether ``needs_solves`` will return False: only then the inverse of a factor of K_uu may be used.
+        #: Whether ``needs_solves`` will return False. Only then may the inverse of the factor of K_uu be
+        #: used.
         self.are_products_precise = is_imprecise is False
 
     def check_value(self, value: Tensor) -> None:
@@ -88,7 +89,7 @@ class ImmediateChecks:
 
 
 class DeferredChecks:
-    """Keeps numbers on the device until ``are_passed`` reads all of them at once.
+    """Checks that keep numbers on the device until ``are_passed`` reads all of them at once.
 
     Args:
         operator: The name in messages.
@@ -113,7 +114,7 @@ class DeferredChecks:
         self.found_imprecise: bool | None = None
 
     def check_value(self, value: Tensor) -> None:
-        """Keeps the criterion, which has to be finite, but not the graph that it will be part of."""
+        """Keeps the criterion, which has to be finite, detached from its graph."""
         self._value = value.detach()
 
     def needs_solves(self, imprecision: Tensor) -> bool:
@@ -122,7 +123,7 @@ class DeferredChecks:
         return self.is_imprecise
 
     def hand_over(self) -> bool:
-        """Leaves the checks to the caller of ``Evaluation.defer_checks``; False if there is none.
+        """Hands the checks to the caller of ``Evaluation.defer_checks``; returns False if there is none.
 
         Raises:
             OptionError: There is none, and a CUDA graph is being captured, so that nothing can be read.
@@ -140,7 +141,7 @@ class DeferredChecks:
     def are_passed(self) -> bool:
         """Reads the numbers. Raises if something has failed; False if the evaluation must be repeated.
 
-        If the kernel's assumption does not hold, the matrices may be wrong, and nothing else is concluded.
+        If the kernel's assumption does not hold, the matrices may be wrong, so the other numbers are ignored.
         """
         kept = (self._assumption, self._value, self._imprecision)
         read = [tensor.reshape(1).to(_statistics.ARITHMETIC) for tensor in kept if tensor is not None]

@@ -1,12 +1,12 @@
 """The bound of a sparse Gaussian process with its gradient, in two passes over chunks of the data.
 
-The formulas are those of ``matrices``. What reaches the kernel's parameters goes through the kernel's own
-autograd, per chunk; or, if a kernel of the device knows the kernel's formula, through that (``by_formula``).
+The formulas are those of ``matrices``. The gradients of the kernel's parameters are computed by autograd, per
+chunk; or by a kernel of the device, if there is one for the kernel's formula (``by_formula``).
 
 With a group of processes each of them has some of the chunks. The sums are added up over the processes
-between the passes, so that all of them have the same value, M and a. What the second pass gives the
-parameters of the kernel is added up at the end; the part of K_uu, which all of them know, is that of the
-first process.
+between the passes, so that all of them have the same value, M and a. The gradients of the kernel's parameters
+from the second pass are added up at the end; the part of K_uu, which every process knows, is added by the
+first process only.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def evaluate(
             kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
         )
     except _exceptions.LapgradError:
-        # On a GPU nobody has looked at it yet, and everything else follows from it.
+        # On a GPU it has not been checked yet, and everything else depends on it.
         check_noise_is_positive(operator, inputs.noise_var)
         raise
 
@@ -132,7 +132,7 @@ def _evaluate_in_chunks(
     with group.expect_sum(found, Z.device) as pending:
         value, of_noise, of_data = _pass_back(problem, checks, sums)
         if group.size > 1:
-            # All processes know both, up to rounding. They go on with the numbers of the first one.
+            # All processes know both, up to rounding. They continue with the numbers of the first one.
             results = [
                 number.clone() if group.is_first else torch.zeros_like(number) for number in (value, of_noise)
             ]
@@ -151,7 +151,7 @@ def _pass_back(
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
     """The value, the gradient of the noise variance and those of X and Y; those of leaves go to their sums.
 
-    Of the leaves' gradients that is the part of the rows of this process.
+    The sums of the leaves get the part of the rows of this process.
     """
     kernel, leaves, inputs, needs = problem.kernel, problem.leaves, problem.inputs, problem.needs
     v, Z = inputs.noise_var.detach().to(ARITHMETIC), leaves.tensors[0]

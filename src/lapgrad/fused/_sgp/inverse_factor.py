@@ -22,7 +22,7 @@ _TWO_PRODUCTS = 1536
 #: The inverse is multiplied in at most this many block rows, which leave out the zeros above the diagonal.
 #: The rows of a block are a multiple of _ROWS.
 _BLOCKS, _ROWS = 4, 64
-#: Entries of a product from which on it takes two blocks, and all of them; and rows from which on all.
+#: From this many entries on a product takes two blocks, or all of them; from this many rows on all.
 _TWO_BLOCKS_FROM, _ALL_BLOCKS_FROM, _MANY_ROWS = 1 << 22, 1 << 24, 768
 
 
@@ -99,9 +99,9 @@ def invert_factor(Lu: Tensor) -> Inverse:
 
 
 def _choose_blocks(rows: int, columns: int) -> int:
-    """Into how many block rows the inverse is cut, where a product has so many columns.
+    """Return how many block rows the inverse is cut into for a product with so many columns.
 
-    Each of them must keep a GPU busy: what zeros save is lost otherwise.
+    Each block must keep a GPU busy: otherwise more is lost than the zeros save.
     """
     if rows * columns < _TWO_BLOCKS_FROM:
         return 1
@@ -109,7 +109,7 @@ def _choose_blocks(rows: int, columns: int) -> int:
 
 
 def _split_into_blocks(n: int, blocks: int) -> list[slice]:
-    """Rows 0 to n in at most so many blocks of one size, but for the last."""
+    """Split rows 0 to n into at most so many blocks of equal size (the last may be smaller)."""
     size = max(1, -(-n // (blocks * _ROWS))) * _ROWS
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 

@@ -64,9 +64,10 @@ class ChunkedKernel(Protocol):
         """
 
     def evaluate_chunk(self, X: Tensor, Z: Tensor | None, shortcuts: object) -> Tensor:
-        """The matrix of X and some rows of Z, which the kernel does not cut into blocks itself.
+        """The matrix of X and some rows of Z, which the kernel must not cut into blocks itself.
 
-        Z None: the matrix of X with itself, exactly symmetric. ``shortcuts``: None, or of ``find_shortcuts``.
+        Z None: the matrix of X with itself, exactly symmetric. ``shortcuts``: None, or what
+        ``find_shortcuts`` returned.
         """
 
 

@@ -12,7 +12,7 @@ give
     gK_uu = 1/2 Lu^-T (k M + k M^-1 + a a^T - 2 k I) Lu^-1 = v/2 G + k/2v Lu^-T W Lu^-1
 
 (the gradient of Lu is -Lu^-T times the symmetric matrix in the last line, so that the reverse of the Cholesky
-factorisation is a solve). What reaches the kernel's parameters goes through the kernel, per chunk.
+factorisation is a solve). The kernel's parameters get their gradient through the kernel, per chunk.
 
 With little noise and a nearly singular K_uu, entries of G are as large as 1 / (jitter v). Most of G K_c then
 cancels in the gradient of the parameters, and its rounding errors are larger than what remains. In that case
@@ -40,7 +40,7 @@ from lapgrad.fused._sgp.statistics import Statistics
 
 
 class Factors(NamedTuple):
-    """What is computed along with the criterion, and used again for its gradients.
+    """Intermediate results of the criterion that its gradients use.
 
     Attributes:
         Lm: (U, U), the Cholesky factor of M.
@@ -79,7 +79,7 @@ class ChunkProducts(NamedTuple):
         return False
 
     def join(self, columns: int) -> Tensor:
-        """[G, g, 0], with that many columns."""
+        """Return [G, g, 0] with that many columns."""
         return _join_columns(self.G, self.g, columns)
 
     def differentiate_stacked(self, joined: Tensor, stacked: Tensor, out: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class ChunkSolves(NamedTuple):
         return True
 
     def join(self, columns: int) -> Tensor:
-        """[S, s, 0], with that many columns."""
+        """Return [S, s, 0] with that many columns."""
         return _join_columns(self.S, self.s, columns)
 
     def differentiate_stacked(self, joined: Tensor, stacked: Tensor, out: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _join_columns(G: Tensor, g: Tensor, columns: int) -> Tensor:
 def factor_and_value(
     problem: Problem, checks: ImmediateChecks | DeferredChecks, statistics: Statistics, v: Tensor
 ) -> tuple[Factors, Tensor]:
-    """What the gradients need, and the criterion."""
+    """Return the criterion, and what its gradients need."""
     W, b, n = statistics.W, statistics.b, statistics.count_rows(problem.data.count)
     Lm = W / v
     Lm.diagonal().add_(1.0)
@@ -175,10 +175,10 @@ def differentiate_matrices(
     """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu.
 
     ``sgp_bound_vjp`` bounds the rounding error of k_i^T G k_i, averaged over the columns k_i of the last K_c:
-    what one observation adds to the derivative by the logarithm of the kernel's variance. With
-    G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T the eigenvalues of M^-1 - I lie between -1 and 0, and the
-    smallest pivot of Lu stands in for the root of K_uu's smallest eigenvalue. The bound is ten to a hundred
-    times the error that is measured.
+    the contribution of one observation to the derivative with respect to the logarithm of the kernel's
+    variance. With G = Lu^-T (k M^-1 - k I) Lu^-1 / v + v g g^T the eigenvalues of M^-1 - I lie between -1 and
+    0, and the smallest pivot of Lu stands in for the root of K_uu's smallest eigenvalue. The bound is ten to
+    a hundred times the error that is measured.
     """
     whitening, W = statistics.whitening, statistics.W
     inverse, a, bound = factors

@@ -99,7 +99,7 @@ class Leaves:
         self.sums = [None] * len(self.wanted)
 
     def fill_sums(self) -> list[Tensor]:
-        """The sums, with zeros for those that nothing was added to; changes of them count."""
+        """Return the sums themselves, not copies, with zeros where nothing was added."""
         filled = [
             torch.zeros_like(tensor) if total is None else total.clone()
             for tensor, total in zip(self.wanted, self.sums, strict=True)
@@ -122,7 +122,7 @@ class Leaves:
 class Problem(NamedTuple):
     """The arguments of one evaluation.
 
-    The rows are those of ``data``. If these are not the tensors X and Y of ``inputs``, those have no rows.
+    The rows are those of ``data``, which may read them from files; X and Y of ``inputs`` then have no rows.
     ``leaves`` has Z, the parameters of the kernel, and those that the targets depend on.
     """
 

@@ -1,8 +1,8 @@
 """Sums of the statistics of a sparse Gaussian process over the processes of a group.
 
 Each process gathers the statistics of its own rows. Their sum over all processes takes U^2 / 2 + U k
-numbers, however many rows there are. It is started as soon as a process has passed over its rows, and
-finished when the sums are needed.
+numbers, however many rows there are. The sum starts when a process has read all of its rows, and is waited
+for when it is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def count_numbers(inducing: int, outputs: int) -> int:
 
 
 class StatisticsSum:
-    """The sum of statistics over the ranks of a group, which is under way.
+    """A sum of statistics over the ranks of a group that has been started.
 
     Args:
         operator: The name in messages.
@@ -50,7 +50,7 @@ class StatisticsSum:
             of_rows = [own.squares.sum(), own.variances, norm.square()]
             numbers = torch.stack([*of_rows, norm.new_full((), count), norm.new_full((), columns)])
             self._parts = [extracttrian(own.W), own.b, numbers]
-            # In the sum over all ranks a NaN would no longer tell whose it is.
+            # After the sum over all ranks one could not tell whose NaN it was.
             if not self._parts[0].isfinite().all():
                 raise explain_sums_failure(operator, -1)
             if not all(part.isfinite().all() for part in self._parts[1:]):

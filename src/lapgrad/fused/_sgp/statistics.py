@@ -49,7 +49,7 @@ _ON_GPU = _Sizes(chunk=(1 << 25, 1 << 23), columns=64, inverse=128)
 #: A chunk has at least this many columns per inducing input. Each chunk reads a U x U matrix, and with fewer
 #: columns that would take longer than the products.
 _LEAST_COLUMNS = 1 / 3
-#: Rows of data of which the kernel's diagonal is computed at a time.
+#: The kernel's diagonal is computed for this many rows at a time.
 VARIANCE_ROWS = 1 << 16
 
 
@@ -62,9 +62,9 @@ def split_rows(n: int, width: int) -> Iterator[slice]:
     return (slice(begin, min(begin + width, n)) for begin in range(0, n, width))
 
 
-#: Inducing inputs from which on chunks are smaller.
+#: From this many inducing inputs on chunks are smaller.
 _MANY = 512
-#: Buffers of the size of a chunk, at most, and the part of the free memory that they may take.
+#: The most buffers of the size of a chunk, and the part of the free memory that they may take.
 _BUFFERS, _PART_OF_FREE_MEMORY = 3, 0.25
 
 
@@ -74,7 +74,7 @@ def _choose_entries(n: int, inducing: int, device: torch.device) -> int:
     fast = max(least, int(most * min(1.0, _MANY / max(inducing, 1))))
     if n * inducing <= fast / 4:  # not worth asking
         return fast
-    # While a graph is captured the driver is not asked: what fits has been seen in the rehearsals.
+    # While a graph is captured the driver is not asked: the warm-up runs have shown what fits.
     is_known = device.type == "cuda" and torch.cuda.is_initialized()
     if not is_known or torch.cuda.is_current_stream_capturing():
         return fast
@@ -97,7 +97,7 @@ def choose_chunk_width(n: int, inducing: int, chunk: int | None, device: torch.d
 
 
 class OtherRows(NamedTuple):
-    """What processes with rows of their own know of each other.
+    """What a process knows about the rows of all processes.
 
     Attributes:
         total: How many rows all of them have.
@@ -121,7 +121,7 @@ class Statistics(NamedTuple):
         variances: (), the sum of the kernel's diagonal over the data.
         last: K_c of the last chunk, which the second pass begins with.
         workspace: A buffer for one more matrix of the size of any K_c.
-        others: What the sums over several processes are of; None: this one has all rows.
+        others: The rows of all processes, if the sums are over several; None: this process has all rows.
     """
 
     whitening: Substitution | Inverse
@@ -138,7 +138,7 @@ class Statistics(NamedTuple):
         return own if self.others is None else self.others.total
 
     def measure_columns(self) -> tuple[Tensor, int]:
-        """The norm of the last K_c, and how many columns it has; of those of all processes together."""
+        """Return the norm and the number of columns of the last K_c, taken over all processes."""
         if self.others is None:
             return torch.linalg.vector_norm(self.last.detach()), self.last.shape[1]
         return self.others.norm, self.others.columns
@@ -148,7 +148,7 @@ def factorise_inducing(operator: str, Kuu: Tensor, jitter: float, info: Tensor |
     """Lu with K_uu + jitter mean(diag K_uu) I = Lu Lu^T, in the memory of K_uu.
 
     With ``info`` nothing is raised: the status is written there, as by ``potrf_ex``, and
-    ``explain_factor_failure`` makes an error of it.
+    ``explain_factor_failure`` turns it into an error.
     """
     diagonal = Kuu.diagonal()
     diagonal.add_(jitter * diagonal.mean() if len(Kuu) else 0.0)
@@ -176,7 +176,7 @@ def explain_factor_failure(operator: str, jitter: float, code: int) -> _exceptio
 
 
 def choose_whitening(Lu: Tensor, may_invert: bool) -> Substitution | Inverse:
-    """Products with the inverse of Lu, which is overwritten, or solves with Lu: whichever is faster."""
+    """Return the faster of products with the inverse of Lu (which is overwritten) and solves with Lu."""
     if not may_invert or len(Lu) < _get_sizes(Lu.device).inverse:
         return Substitution(Lu)
     with without_waiting():  # a Cholesky factor has no zeros on its diagonal

@@ -87,7 +87,7 @@ def is_index(value: Any) -> bool:
 
 
 def is_arraylike(value: Any) -> bool:
-    """Return whether ``value`` is one array, and not a list of several: a tensor, an array, or of pandas."""
+    """Return whether ``value`` is one array (a tensor, of NumPy, or of pandas), not a list of several."""
     return isinstance(value, Tensor | np.ndarray) or is_frame(value) or is_index(value)
 
 
@@ -123,7 +123,7 @@ def label_rows(array: Any, origin: Origin, index: Any = None) -> Any:
 
 
 def extend_index(index: Any, steps: int) -> Any:
-    """Return the ``steps`` labels after the end of an index of pandas; None: it does not say which these are.
+    """Return the ``steps`` labels that continue an index of pandas; None if the index has no regular step.
 
     Dates continue by their frequency, which is inferred where it is not set; integers by their step.
     """

@@ -1,8 +1,8 @@
 """Methods of models that take and return arrays of NumPy and objects of pandas where they work on tensors.
 
-``accept_arrays`` wraps the methods of a class whose arguments are data, by the names of these arguments. What
-a method returns for new inputs is of the kind of these inputs, with their index; what it returns for the
-training data is of the kind of those. A call with tensors passes through.
+``accept_arrays`` wraps the methods of a class whose arguments are data, by the names of these arguments.
+Results for new inputs have the kind and index of these inputs; results for the training data have those of
+the training data. A call with tensors passes through.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def describe_origins(model: nn.Module) -> dict[str, Any]:
-    """Return what a file keeps of where the data came from, in types that JSON knows; often nothing."""
+    """Return the entry of a file about the kind of the data, in types that JSON knows; often nothing."""
     origins: dict[str, Origin] = model.__dict__.get("_origins", {})
     names = {
         name: [None if column is None else str(column) for column in origin.columns or ()]
@@ -101,7 +101,7 @@ def describe_origins(model: nn.Module) -> dict[str, Any]:
 
 
 def restore_origins(model: nn.Module, kept: dict[str, Any] | None) -> None:
-    """Set what ``describe_origins`` has described as "origins"; None: there is nothing to set."""
+    """Restore the kind of the data from the entry of ``describe_origins``; None: there is none."""
     if kept:
         found = {
             name: Origin("array", None, list(one["columns"]) or None, bool(one["has_dates"]))

@@ -119,7 +119,7 @@ def refine_posterior(
 ) -> LatentPosterior:
     """Return q(h_1 | y) of each datum: that of the network, improved by ``steps`` of Adam on the bound.
 
-    On data that it was not trained on, the network is worse than the functions are. Importance sampling is
+    On new data the recognition network is less accurate than the functions. Importance sampling is
     unbiased with any q(h | y), and a better one needs fewer samples.
     """
     with torch.no_grad():

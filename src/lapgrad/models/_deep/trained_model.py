@@ -51,8 +51,8 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
     ) -> Tensor:
         """Return the loss, estimated from some rows and normal numbers, without waiting for the device.
 
-        ``part``: What the rows count, if other processes have more of them. The sum over the processes is
-        then the loss.
+        ``part``: The weight of the rows, if other processes have rows of the minibatch, too. The loss is then
+        the sum over the processes.
         """
 
     def loss(

@@ -1,4 +1,4 @@
-"""What the observations say about f at new inputs, from the factor of their covariance."""
+"""The posterior of f at new inputs, from the Cholesky factor of the covariance of the observations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ExactPosterior(NamedTuple):
     weights: Tensor
 
     def project(self, kernel: Kernel, inputs: Tensor, X_new: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
-        """Return K*ᵀ A⁻¹ r (m, k), and of K*ᵀ A⁻¹ K* the diagonal (m,) or with ``full_cov`` all of it (m, m).
+        """Return K*ᵀ A⁻¹ r (m, k), and K*ᵀ A⁻¹ K*: its diagonal (m,), or with ``full_cov`` the matrix (m, m).
 
         Args:
             kernel: Gives K* = kernel(inputs, X_new).

@@ -14,11 +14,11 @@ _LEAST_GAIN = 1e-3
 def warn_if_nothing_is_explained(who: str, count: int, variance: float, loss: float) -> None:
     """Warn if ``loss`` of ``count`` observations is no better than that of independent noise of ``variance``.
 
-    A kernel whose lengthscale is far below the distances of the points, or far above their range, leads
-    there: the fit has converged, because the loss is flat, but all that it has found is noise.
+    This happens if the lengthscale is far below the distances of the points, or far above their range: the
+    fit has converged, because the loss is flat, but has found only noise.
 
     Warns:
-        FitWarning: The log likelihood per observation is no better by more than 1e-3.
+        FitWarning: The log likelihood per observation is better by less than 1e-3.
     """
     if not variance > 0.0:
         return

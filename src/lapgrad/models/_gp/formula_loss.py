@@ -14,8 +14,8 @@ from lapgrad.models._gp.diagonal import add_to_diagonal
 from lapgrad.models.kernels._blocks import map_tree
 from lapgrad.models.kernels.base import Kernel, covariance, find_formula, get_scalars_like
 
-#: From this many observations on the host launches faster than a GPU factorises, and a recording would only
-#: keep memory from others.
+#: From this many observations on the host launches kernels faster than the GPU runs them, so a recording
+#: would save no time, only hold memory.
 _LARGEST_RECORDED = 8192
 
 

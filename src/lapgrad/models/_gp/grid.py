@@ -65,7 +65,7 @@ class WithGrid(ParametrisedModule):
         self.clear_cache()
 
     def clear_cache(self) -> None:
-        """Free what predictions keep of the data."""
+        """Free the cached posterior."""
 
     def agree_on_parameters(self) -> None:
         """Set the parameters to those of the first process of the grid, if there is one."""
@@ -96,7 +96,7 @@ class GridPosterior(NamedTuple):
     weights: Tensor
 
     def project(self, kernel: Kernel, inputs: Tensor, X_new: Tensor, full_cov: bool) -> tuple[Tensor, Tensor]:
-        """Return K*ᵀ A⁻¹ r (m, k), and of K*ᵀ A⁻¹ K* the diagonal (m,) or with ``full_cov`` all of it (m, m).
+        """Return K*ᵀ A⁻¹ r (m, k), and K*ᵀ A⁻¹ K*: its diagonal (m,), or with ``full_cov`` the matrix (m, m).
 
         The same on all processes, and differentiable with respect to ``X_new``.
 

@@ -1,4 +1,4 @@
-"""Initial inducing inputs: rows of the data that tell most about the function, or are far from each other."""
+"""Initial inducing inputs: the most informative rows of the data, or rows far from each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lapgrad.models.kernels.pivoted_cholesky import pivoted_cholesky
 
 INITIALISATIONS = ("greedy", "kmeans++", "random")
 
-#: "greedy" is "kmeans++" where its factor would have more numbers than this: 2 GB in float64.
+#: If the factor of "greedy" would have more numbers than this (2 GB in float64), "kmeans++" replaces it.
 _LARGEST_FACTOR = 2**28
 
 

@@ -1,12 +1,12 @@
 """What a fit of exact Gaussian process regression minimises: a criterion, and priors of hyper-parameters.
 
 With one lengthscale per dimension, the maximum of the likelihood follows accidents of the data: lengthscales
-of dimensions that do not matter run away to infinity, and others become so short that they explain noise.
-The default criterion gives them a weak prior,
+of irrelevant dimensions diverge, and others become so short that they explain noise. The default criterion
+gives them a weak prior,
 
     log l_j ~ N(log(√d s_j), 0.7²),    s_j: standard deviation of input j
 
-the same in all units. Lengthscales with a prior of the user, and single ones, keep what they have.
+which does not depend on units. Lengthscales with a prior of the user, and single ones, get no weak prior.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WithCriterion(ParametrisedModule):
 
     @torch.no_grad()
     def measure_weak_priors(self) -> float:
-        """Return how much of the last objective are weak priors, at the present hyper-parameters."""
+        """Return the part of the objective that comes from weak priors, at the present hyper-parameters."""
         return sum(float(prior.compute_penalty(0)) for prior in self._weak_priors)
 
 

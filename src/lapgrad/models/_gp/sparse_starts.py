@@ -1,4 +1,4 @@
-"""A second start of sparse Gaussian process regression: what an exact one of some of the rows has learned."""
+"""A second start of sparse Gaussian process regression, from an exact process fitted to some of the rows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_exact(
 ) -> GPRegression:
     """Return exact regression with some rows of a sparse model in its units, and a copy of its kernel.
 
-    What the sparse model does not learn is not learned here either.
+    Parameters that are fixed in the sparse model are fixed here, too.
     """
     rows = torch.randperm(len(inputs), generator=generator)[:_ROWS].to(inputs.device)
     exact = GPRegression(
@@ -100,7 +100,8 @@ def copy_parameters(
 ) -> None:
     """Give a sparse model the hyper-parameters of an exact one, and inducing inputs chosen by its kernel.
 
-    What the inducing inputs do not explain is noise at first, because the bound is steep where noise is less.
+    The variance that the inducing inputs do not explain is added to the noise, because with less noise the
+    bound is steep.
     """
     model.kernel.load_state_dict(exact.kernel.state_dict())
     for name in ("constant", "slope"):

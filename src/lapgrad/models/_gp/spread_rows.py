@@ -1,8 +1,7 @@
 """Data that are not in memory as a whole: rows of several processes, or rows that are read from a file.
 
-Each process passes over its own rows in chunks. What all of them have to agree on before they learn (means
-and deviations, where to start) comes from sums over all processes, and from a sample of rows that all of them
-see.
+Each process passes over its own rows in chunks. Means, deviations and starting values, which must be the same
+on all processes, come from sums over all processes and from a sample of rows that all of them see.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from lapgrad.models._training.progress import RowCounter
 
 #: Rows that all processes see, to start from.
 SAMPLE = 1 << 15
-#: Rows that are read at a time where no matrices are made of them.
+#: Rows that are read at a time if no matrices are computed from them.
 _ROWS = 1 << 16
 
 

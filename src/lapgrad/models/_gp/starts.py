@@ -101,7 +101,7 @@ def fit_again(
             warnings.simplefilter("always")
             move()
             budget = max(_LEAST_BUDGET, int(_BUDGET * first.steps))
-            # A fit of which the second start cannot be evaluated is that of the first.
+            # If the second start cannot be evaluated, the first fit stands.
             with contextlib.suppress(_exceptions.FitError):
                 second = fit(callback=lambda step, loss: step >= budget and loss > first.loss)
     is_better = second is not None and second.loss < first.loss
@@ -122,7 +122,7 @@ def fit_again(
 
 
 def _choose_subject(model: Any, generator: torch.Generator | None) -> Any:
-    """Return a model with some of the rows if there are many, on which starts race each other."""
+    """Return the model that starts race on: a copy with some of the rows if there are many."""
     if len(model.X) <= _FEW_ROWS:
         return model
     rows = torch.randperm(len(model.X), generator=generator)[:_FEW_ROWS].to(model.X.device)
@@ -134,7 +134,7 @@ def _is_on_grid(model: Any) -> bool:
 
 
 def choose_stages(count: int) -> list[Stage]:
-    """Return how many of so many searches go on after how many evaluations."""
+    """Return the stages of a race: after how many evaluations how many of ``count`` searches continue."""
     if count <= _FEW:
         return [Stage(8, 2), Stage(15, 1)]
     return [Stage(4, max(4, 2 * count // 5)), Stage(4, max(3, count // 5)), Stage(8, 2), Stage(8, 1)]
@@ -184,7 +184,7 @@ def set_parameters(model: Any, point: Tensor) -> None:
         for parameter, part in zip(learned, point.split([p.numel() for p in learned]), strict=True):
             parameter.copy_(part.view_as(parameter))
     if _is_on_grid(model):
-        # Every process has found its own start, from the same random numbers or not.
+        # Each process may have found another start; all use that of the first.
         model.agree_on_parameters()
 
 

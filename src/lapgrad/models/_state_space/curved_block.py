@@ -31,14 +31,14 @@ class CurvedBlock(NamedTuple):
 
 
 def squash_number(raw: float, low: float, high: float) -> tuple[float, float]:
-    """Return what ``bounded(low, high)`` makes of one raw number, and its derivative."""
+    """Return the value of one raw number under the map of ``bounded(low, high)``, and its derivative."""
     small = math.exp(-abs(raw))
     part = (small if raw < 0.0 else 1.0) / (1.0 + small)
     return low + (high - low) * part, (high - low) * part * (1.0 - part)
 
 
 def squash(raw: Array, low: float, high: float) -> tuple[Array, Array]:
-    """Return what ``bounded(low, high)`` makes of raw numbers, and its derivatives."""
+    """Return the values of raw numbers under the map of ``bounded(low, high)``, and their derivatives."""
     small = np.exp(-np.abs(raw))
     part = np.where(raw < 0.0, small, 1.0) / (1.0 + small)
     return low + (high - low) * part, (high - low) * part * (1.0 - part)

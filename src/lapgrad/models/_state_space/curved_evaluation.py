@@ -35,7 +35,7 @@ class _CurvedPart(NamedTuple):
 
     Attributes:
         component: Computes its matrices.
-        raw: (k,), its raw numbers besides the variance, those of the learned ones out of date.
+        raw: (k,), its raw numbers besides the variance; learned ones are not kept up to date.
         coordinates: Where they are among the learned numbers; -1: not learned.
         variance: The coordinate of its variance; -1: not learned.
         log_variance: What its logarithm is if it is not learned.
@@ -168,7 +168,7 @@ def make_curved_evaluation(
         return None
     for part in curved:
         found.base[part.A], found.E[:, part.A] = 0.0, 0.0
-        # What is left in the prior are the variances of states with a flat prior.
+        # The prior now has only the variances of states with a flat prior.
         kept = torch.from_numpy(1.0 - part.counts)
         found.base[part.P] *= kept
         found.E[:, part.P] *= kept

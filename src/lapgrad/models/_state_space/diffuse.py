@@ -94,7 +94,7 @@ def sees_all(block: Block, y: Tensor, positions: list[int]) -> bool:
     """Return whether the first observations of one series surely determine the diffuse states.
 
     It takes less time than a filter, and answers for one series of numbers at regular times only. False: they
-    do not, or it takes a filter to say. What is seen of the diffuse states after t steps is B Aᵗ.
+    do not, or only a filter could tell. B Aᵗ maps the diffuse states to the observation after t steps.
     """
     d = len(positions)
     is_plain = block.A.shape[:-2] == (1,) and block.B.shape[:-1] == (1, 1)

@@ -137,7 +137,7 @@ def draw_observations(
 def _predict_observations(
     flat: Operands, mean: Tensor, covariance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return S, v, what is observed, and at which steps the moments of the states (N, T, ...) are known."""
+    """Return S, v, a mask of the observed entries, and a mask of the steps (N, T) with known moments."""
     y, _, B, _, R = flat[:5]
     there = ~y.isnan()
     seen = there.to(y.dtype)

@@ -19,7 +19,7 @@ from lapgrad.models._state_space.matrices import Matrices
 from lapgrad.models._state_space.starts import Array, LearnedNumber
 from lapgrad.models.components.base import Component
 
-#: Numbers of the linear map from variances to matrices, at most; a larger one is left to autograd.
+#: The most numbers of a linear map from variances to matrices; autograd computes larger ones.
 _LARGEST_MAP = 10_000_000
 
 
@@ -51,7 +51,7 @@ def compute_log_likelihood_in_parts(
 
 
 class SeriesEvaluation:
-    """The loss of a state space model and its gradient, by one walk of the compiled filter.
+    """The loss of a state space model and its gradient, by one pass of the compiled filter.
 
     Args:
         make_matrices: Returns the matrices of the model at its present parameters.
@@ -133,7 +133,7 @@ class SeriesEvaluation:
 
     @functools.cached_property
     def _prior(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Directions (n, d), where P of the component counts (n, n), and variances besides it (n, n)."""
+        """Flat directions (n, d), a mask (n, n) of the entries of P that count, and what is added to P."""
         n = self._offset.shape[-1]
         ones = self.y.new_ones(n)
         _, kept = self.diffuse.make_prior(ones, self.y.new_ones(n, n))
@@ -302,7 +302,7 @@ def read_linear_map(
         raw[i] = 0.6931471805599453 / powers[row]
         E[row] = compute(raw) - at_ones
     set_tensors(parameters, kept)
-    # Products of small integers and powers of 2 are exact, and rounding errors of others are cut off.
+    # Products of small integers and powers of 2 are exact; rounding errors of other products are set to zero.
     E[E.abs() < 1e-12 * E.abs().amax()] = 0.0
     base = at_ones - E.sum(0)
     base[base.abs() < 1e-12 * at_ones.abs().amax()] = 0.0

@@ -146,7 +146,7 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
         return values, labels, _scale_gaps(np.diff(labels.asi8).astype(np.float64))
     array = labels.to_numpy() if hasattr(labels, "to_numpy") else np.asarray(labels)
     if array.dtype.kind == "M":
-        # Months and years are steps of different length in days, but regular ones if these are all there is.
+        # Months and years differ in days, but a series of months or years alone is regular.
         for unit in ("datetime64[Y]", "datetime64[M]"):
             if (array.astype(unit) == array).all():
                 array = array.astype(unit)
@@ -175,7 +175,7 @@ def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Ten
 
 
 def _is_dense(counts: Any) -> bool:
-    """Return whether gaps, in steps of a grid, say that the grid is that of the observations."""
+    """Return whether most steps of a grid have an observation, given the gaps in steps of the grid."""
     return bool(np.mean(counts < 1.5) >= _ADJACENT)
 
 

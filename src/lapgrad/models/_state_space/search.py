@@ -1,10 +1,8 @@
-"""Fits of state space models with few hyper-parameters: BFGS, and other starts before a fit is done.
+"""Fits of state space models with few hyper-parameters: BFGS from a start and from several others.
 
-BFGS begins with the Hessian at the start, by differences of gradients, and ends when the Hessian at the end
-says that
-nothing is to be gained: the parameters of one model differ in their effect by orders of magnitude, and a
-variance on its way
-to zero looks like a minimum to a method that does not know the curvature.
+BFGS begins with the Hessian at the start, by differences of gradients, and ends when, by the Hessian there,
+no step would gain anything: the parameters of one model differ in their effect by orders of magnitude, and a
+variance on its way to zero looks like a minimum to a method that does not know the curvature.
 
 An evaluation of a short series takes less than a tenth of a millisecond, so the search itself has to be
 short: it works on
@@ -169,7 +167,7 @@ class _Search:
         self.inverse: Array | None = None
 
     def run(self, x: Array, propose: Propose, rescale: Rescale) -> str:
-        """Search from x and from other starts; return how convergence was seen."""
+        """Search from x and from other starts; return why the search counts as converged."""
         try:
             value, gradient = self.function(x)
         except _exceptions.ProcessGroupError:
@@ -207,10 +205,10 @@ class _Search:
         return reason
 
     def descend(self, point: _Point, to_beat: float = math.inf) -> str:
-        """Run BFGS from a point. A search that lacks too much to end below ``to_beat`` is given up."""
+        """Run BFGS from a point. A search that is unlikely to end below ``to_beat`` is given up."""
         if point.value < to_beat < math.inf:
             self.accept(point)
-        # From another start the curvature at the minimum that is known is good enough to begin with.
+        # From another start the curvature at the known minimum is good enough to begin with.
         is_fresh = self.inverse is None or to_beat == math.inf or not self.limits.is_simple
         inverse = self.compute_inverse(point) if self.inverse is None or is_fresh else self.inverse
         while True:
@@ -227,8 +225,7 @@ class _Search:
                 continue
             inverse = _update_inverse(inverse, found.x - point.x, found.gradient - point.gradient)
             change, point, is_fresh = point.value - found.value, self.take_short_cut(found), False
-            # What the next step gains if the loss is as quadratic as it seems: the gradient in units of the
-            # loss.
+            # The expected gain of the next step if the loss is quadratic: the gradient in units of the loss.
             promise = 0.5 * float(point.gradient @ inverse @ point.gradient)
             threshold = self.limits.compute_threshold(point.value)
             if point.value < self.best.value:
@@ -245,10 +242,10 @@ class _Search:
                     return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
 
     def take_short_cut(self, point: _Point) -> _Point:
-        """Return a point with variances that vanish nearly zero, if it is better; else the point itself.
+        """Return a point whose vanishing variances are nearly zero, if it is better; else the point itself.
 
-        The logarithm of a variance that vanishes moves by 1 at a time, and each move gains a part of what is
-        left.
+        Otherwise the logarithm of a vanishing variance would move by about 1 per step, for ever smaller
+        gains.
         """
         x = self.shorten(point.x, point.gradient)
         if x is None:

@@ -1,4 +1,4 @@
-"""Series that several processes hold: what all of them start from, and fits in which they take part."""
+"""Series that are spread over several processes: common starting values, and fits by all processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lapgrad.models._training.result import FitResult
 
 _Input = TypeVar("_Input")
 
-#: Dimensions of the series, which processes tell each other first.
+#: How many dimensions series have; processes exchange their sizes first.
 _SIZES = 3
 #: Numbers of the series that all processes see, to start from.
 _SAMPLE = 1 << 22

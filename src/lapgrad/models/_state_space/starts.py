@@ -35,13 +35,13 @@ _SAME_SCALE = 0.05
 
 
 class SeriesFacts(NamedTuple):
-    """What components choose their first hyper-parameters by.
+    """Facts about series from which components choose their first hyper-parameters.
 
     Attributes:
         values: (N, T, p), the series; NaN: missing.
         variance: Mean variance of the data.
-        step_variance: Variance of what is new in an observation: of changes from step to step, and from
-            season to season, per observation that they are made of.
+        step_variance: Variance of the unpredictable part of an observation, from changes between steps and
+        between seasons.
     """
 
     values: Tensor
@@ -143,7 +143,7 @@ def propose_start(
             candidate = x.copy()
             candidate[i] += change
             found = evaluate(candidate)
-            # Lowering what is of no importance leads nowhere new: its loss is that of the minimum.
+            # Lowering a variance without effect leads to no new minimum: the loss stays the same.
             if found < lowest and abs(found - value) > 1e-6 * max(1.0, abs(value)):
                 best, lowest = candidate, found
         if best is not None:

@@ -48,7 +48,7 @@ class CannotCaptureError(Exception):
 
 
 class Recorder(Protocol):
-    """Rehearses and records functions.
+    """Runs functions for warm-up, and records them.
 
     Attributes:
         recording: Whether a function is being recorded.

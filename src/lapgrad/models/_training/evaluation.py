@@ -18,7 +18,7 @@ from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp.evaluation import Checks
 from lapgrad.models._training import cuda_graph as _cuda_graph
 
-#: Give up recording after so many evaluations in a row whose replay could not be used.
+#: Give up recording after this many evaluations in a row whose replay failed its checks.
 _PATIENCE = 5
 
 
@@ -50,8 +50,8 @@ class ReplayedEvaluation(Evaluation):
     """Replays a loss and its gradient from a CUDA graph. The next call overwrites the returned tensors.
 
     Checks that a sparse Gaussian process defers (``fused/_sgp/evaluation.py``) are read after each replay. If
-    one fails, the evaluation is repeated without a recording, which also raises the errors that are due, and
-    the next evaluation is recorded anew. It is also recorded anew if parameters or data have other addresses.
+    one fails, the evaluation is repeated without a recording, which raises any error, and the next evaluation
+    is recorded anew. It is also recorded anew if parameters or data have other addresses.
 
     Args:
         module: Its ``jitter`` is set by each evaluation; its ``evaluation`` is used by the loss.

@@ -177,7 +177,7 @@ def fit(
 
 
 def find_group(module: nn.Module) -> Group | None:
-    """Return the processes that a module is learned by; None: this one alone."""
+    """Return the group of processes that fits a module together; None: this process alone."""
     group = getattr(module, "group", None)
     return group if isinstance(group, Group) and group.size > 1 else None
 
@@ -238,7 +238,7 @@ class _FitRun:
         self.optimizer: AdamOptimizer | None = None
         self.search: Search | None = None
         self.gradients: Sequence[Tensor] = []
-        #: The least loss of Adam that was an improvement by more than the tolerance, and the steps since.
+        #: The last loss of Adam that was an improvement by more than the tolerance, and the steps since.
         self.least, self.since_least = math.inf, 0
         self.scales = get_scales(module, parameters)
 
@@ -387,7 +387,7 @@ class _FitRun:
         return search
 
     def compute_threshold(self, value: float) -> float:
-        """Return what a move of L-BFGS has to gain, or it counts as quiet."""
+        """Return the gain below which a move of L-BFGS counts as quiet."""
         return self.tolerance * min(max(1.0, abs(value)), _LARGEST_MAGNITUDE)
 
     def evaluate(self) -> tuple[float, Sequence[Tensor]]:
@@ -413,7 +413,7 @@ class _FitRun:
         return loss.item(), self.gradients
 
     def get_jitter(self) -> float:
-        """Return what the last evaluation had to add to a diagonal; 0 of modules that do not say."""
+        """Return what the last evaluation had to add to a diagonal; 0 for modules without ``jitter``."""
         return self.module.jitter if isinstance(self.module, JitteredModule) else 0.0
 
     def accept(self, value: float, jitter: float) -> None:

@@ -36,7 +36,8 @@ class Point(NamedTuple):
     note: float = 0.0
 
 
-#: Differences s of points and y of gradients, with 1 / <s, y>: the last moves, which stand for the Hessian.
+#: Differences s of points and y of gradients, with 1 / <s, y>, of the last moves: they approximate the
+#: Hessian.
 Pairs = deque[tuple[Tensor, Tensor, float]]
 
 

@@ -1,4 +1,4 @@
-"""How far a fit by L-BFGS has come, as an object that can be stored and restored."""
+"""The state of a fit by L-BFGS, as an object that can be stored and restored."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Search(NamedTuple):
 
 
 def restore_search(who: str, state: State, count: int) -> Search:
-    """Return the search that ``get_state`` was called of.
+    """Return the search that ``get_state`` described.
 
     Args:
         who: Name of the model, for messages.

@@ -1,4 +1,4 @@
-"""Training on minibatches: Adam on an estimate of the loss, which reads from the device only now and then.
+"""Training on minibatches: Adam on an estimate of the loss, which is read from the device at intervals.
 
 A step launches its work and does not wait for it. Every ``every`` steps the mean loss is read back, together
 with the status of all factorisations since the last check. At these checks the progress bar and callbacks are
@@ -56,7 +56,7 @@ class Minibatch:
     Attributes:
         rows: (b,), indices of rows of the data of this process.
         normals: Standard normal random numbers.
-        part: What the rows count.
+        part: The weight of the rows in the loss.
     """
 
     rows: Tensor

@@ -68,7 +68,7 @@ class BatchPart:
     """The part of a minibatch that one process has.
 
     Attributes:
-        weight: What each row counts: rows of all data over rows of the minibatch, on all processes.
+        weight: The weight of each row: rows of all data over rows of the minibatch, on all processes.
         is_first: Whether this process adds the terms of the loss that do not depend on rows.
     """
 

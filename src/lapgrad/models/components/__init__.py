@@ -1,7 +1,7 @@
 """Parts of time series: trends, seasons, autoregressions and more, to be added up in ``LinearGaussianSSM``.
 
-A component says how its own states move, and what is seen of them. Components are added with ``+``: their
-states stand side by side, and what is seen is the sum.
+A component defines how its states move and how they are observed. Components are added with ``+``: their
+states are put side by side, and their observations are added.
 """
 
 from lapgrad.models.components.base import Block, Component, Sum

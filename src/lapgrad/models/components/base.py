@@ -19,8 +19,8 @@ from lapgrad.models._storage.entries import PART, PARTS, TEXT, Entry, check_entr
 class Block(NamedTuple):
     """The matrices of a component with n states and p observations.
 
-    Leading dimensions are (*batch, T), T being 1 for what does not vary with time; the prior has no time.
-    For the letters see ``lapgrad.fused.kalman_nll``.
+    Leading dimensions are (*batch, T), with T = 1 for matrices that do not vary with time; the prior has no
+    T. For the letters see ``lapgrad.fused.kalman_nll``.
 
     Attributes:
         A: (*batch, T, n, n).
@@ -171,7 +171,7 @@ def make_component(
 class Sum(Component):
     """Components added up: their states side by side.
 
-    Written ``component + component``; what is seen is the sum of what is seen of each.
+    Written ``component + component``; the observation is the sum of those of the components.
     """
 
     def __init__(self, *parts: Component) -> None:

@@ -70,7 +70,7 @@ class HarmonicSeasonal(Component):
         return Block(A[:, :n, :n], B.view(1, 1, n), Q, variance.new_zeros(n), torch.zeros_like(identity))
 
     def start_from(self, data: SeriesFacts) -> None:
-        """Set a variance that was not given to a part of what is new in an observation."""
+        """Set a variance that was not given to a fraction of ``step_variance``."""
         self._set_deferred({"variance": 0.003 * data.step_variance})
 
     def list_periods(self) -> list[float]:

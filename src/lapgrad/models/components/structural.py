@@ -46,7 +46,7 @@ class LocalLevel(Component):
         return Block(one, one, (self.variance * gaps)[:, None, None], gaps.new_zeros(1), gaps.new_zeros(1, 1))
 
     def start_from(self, data: SeriesFacts) -> None:
-        """Set a variance that was not given to a part of what is new in an observation."""
+        """Set a variance that was not given to a fraction of ``step_variance``."""
         self._set_deferred({"variance": 0.3 * data.step_variance})
 
     def config(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class LocalLinearTrend(Component):
         return Block(A, gaps.new_tensor([[[1.0, 0.0]]]), Q, gaps.new_zeros(2), gaps.new_zeros(2, 2))
 
     def start_from(self, data: SeriesFacts) -> None:
-        """Set variances that were not given to parts of what is new in an observation."""
+        """Set variances that were not given to fractions of ``step_variance``."""
         v = data.step_variance
         self._set_deferred({"level_variance": 0.3 * v, "slope_variance": 0.003 * v})
 
@@ -163,7 +163,7 @@ class Seasonal(Component):
         return Block(A[None, :n], first[None], Q[None], variance.new_zeros(n), variance.new_zeros(n, n))
 
     def start_from(self, data: SeriesFacts) -> None:
-        """Set a variance that was not given to a part of what is new in an observation."""
+        """Set a variance that was not given to a fraction of ``step_variance``."""
         self._set_deferred({"variance": 0.03 * data.step_variance})
 
     def list_periods(self) -> list[float]:
@@ -252,7 +252,7 @@ class AR(Component):
         return Block(fades[:, None, None], one, Q, gaps.new_zeros(1), stationary.view(1, 1))
 
     def start_from(self, data: SeriesFacts) -> None:
-        """Set a variance that was not given to a part of what is new in an observation."""
+        """Set a variance that was not given to a fraction of ``step_variance``."""
         self._set_deferred({"variance": 0.5 * data.step_variance})
 
     def config(self) -> dict[str, Any]:

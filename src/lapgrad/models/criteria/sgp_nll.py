@@ -31,9 +31,9 @@ def sgp_nll(
 ) -> Tensor:
     """Bound of a sparse GP: s = -sum_j log N(y_j | 0, Q + v I) + k/2v tr(K_ff - Q), Q = K_fu K_uu^-1 K_uf.
 
-    This is ``lapgrad.fused.sgp_nll``; see there for arguments, gradient, memory and cost. The criterion from
-    kernel matrices that you have already is ``sgp_nll_from_matrices``. Calls of this function with its
-    arguments, five tensors, still work, with a ``DeprecationWarning``.
+    This is ``lapgrad.fused.sgp_nll``; see there for arguments, gradient, memory and cost. For kernel matrices
+    that you already have, use ``sgp_nll_from_matrices``. Calls of this function with five tensors, the
+    arguments of the other one, still work, with a ``DeprecationWarning``.
 
     Example:
         >>> import torch

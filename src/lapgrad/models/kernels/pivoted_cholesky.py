@@ -16,7 +16,8 @@ _NAME = "pivoted_cholesky"
 
 #: Numbers of a chunk of the kernel matrix: 4 MB in float64.
 _CHUNK = 2**19
-#: Points that compete for the next pivots, at least, before all others are brought up to date.
+#: The least number of candidates for the next pivots. The variances of all other points are updated once per
+#: block.
 _CANDIDATES = 2048
 #: A block with fewer pivots than this is followed by one with twice as many candidates.
 _SHORT_BLOCK = 16
@@ -104,7 +105,7 @@ def _differentiate(kernel: KernelFunction, X: Tensor, pivots: Tensor) -> KernelF
     Z = X[pivots]
     Lu = potrf(kernel.matrix(Z, Z, *kernel.parameters))
     L = trsm(Lu, kernel.matrix(Z, X, *kernel.parameters)).mT
-    # Of a kernel with a variance of its own for each point (White), only K_uu has it.
+    # A term that is independent for each point (White) appears in K_uu only.
     L = L.index_put((pivots,), Lu)
     return KernelFactor(L, pivots, kernel.diagonal(X, *kernel.parameters) - L.square().sum(-1))
 
@@ -145,8 +146,8 @@ class _Selection:
     def _choose_block(self, candidates: int) -> int:
         """Choose pivots among the points with the largest variances, and return how many.
 
-        A point outside has at most its variance of before this block, so that the choice is that among all
-        points as long as the best candidate has more than each of those.
+        Variances only decrease, so a point outside has at most its variance before this block: while the best
+        candidate has more than all of these, it is the best of all points.
         """
         done, room = len(self._pivots), self._most - len(self._pivots)
         points, outside = self._choose_candidates(candidates)

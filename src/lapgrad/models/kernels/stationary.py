@@ -61,7 +61,7 @@ class Stationary(Kernel, abc.ABC):
             )
 
     def start(self, X: Tensor, y: Tensor, variance: Tensor) -> None:
-        """Start lengthscales at the typical distance of two points, or of their coordinates times √d."""
+        """Start lengthscales at the typical distance of two points, or √d times that of each coordinate."""
         super().start(X, y, variance)
         is_given = self.is_given("lengthscale")
         if self.ard:

@@ -1,6 +1,6 @@
-"""What a likelihood is: the distribution of an observation given the values of functions.
+"""Likelihoods: the distribution of an observation given the values of functions.
 
-With q(f) = N(mean, variance) for each row, three integrals are needed, of each observation y:
+With q(f) = N(mean, variance) for each row, three integrals are needed for each observation y:
 
     expected_log_prob       E log p(y | f)       the term of the bound
     predictive_log_prob     log E p(y | f)       the density of a new observation
@@ -35,7 +35,7 @@ class Start(NamedTuple):
 
     Attributes:
         constant: (k,), the means of the functions.
-        targets: (n, k), what the functions less their means are regressed on.
+        targets: (n, k), the targets of a regression for the functions minus their means.
         noise_var: A scalar, the variance of the targets around the functions.
     """
 

@@ -22,7 +22,7 @@ from lapgrad.models.variational.layered_model import LayeredModel, LayerOptions
 
 
 def _are_labels(value: object) -> bool:
-    """Whether a value of a file is a list of labels: different, of one type, finite if they are numbers."""
+    """Whether a value of a file is a list of distinct labels of one type, finite if they are numbers."""
     if not isinstance(value, list) or len(value) < 2 or len({type(label) for label in value}) > 1:
         return False
     if not isinstance(value[0], str | int | float):  # true and false are int, too

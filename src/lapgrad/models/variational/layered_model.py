@@ -1,4 +1,4 @@
-"""Layers of Gaussian processes under a likelihood: the bound, and what q says about new inputs."""
+"""Layers of Gaussian processes under a likelihood: the bound, and predictions at new inputs."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class LayeredModel(TrainedModel, StoredModel):
         return [(mean + self.constant, variance) for mean, variance in parts]
 
     def _hold_parameters(self, X_new: Tensor) -> AbstractContextManager[Any]:
-        """Parameters count as constants inside; without a gradient for ``X_new`` nothing is recorded."""
+        """Treat parameters as constants inside; if ``X_new`` needs no gradient, record nothing."""
         recording = torch.is_grad_enabled() and X_new.requires_grad
         return fix_parameters(self) if recording else torch.no_grad()
 
