@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if _takes_its_own_way_through_the_core(item):
+        if _chooses_its_own_path(item):
             item.add_marker(pytest.mark.cpu)
     # Several processes share the tests. They end together if nothing that takes long is left for the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
@@ -63,10 +63,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def _takes_its_own_way_through_the_core(item: pytest.Item) -> bool:
+def _chooses_its_own_path(item: pytest.Item) -> bool:
     """Return whether a test runs on another path through the compiled core than the default one."""
     parameters = getattr(item, "callspec", None)
     if parameters is None:
         return False
-    way, isa = parameters.params.get("way"), parameters.params.get("isa")
-    return (way in PATHS and way != "default") or bool(isa)
+    path, isa = parameters.params.get("path"), parameters.params.get("isa")
+    return (path in PATHS and path != "default") or bool(isa)

@@ -1,4 +1,4 @@
-"""Every way through the compiled core with small matrices: instruction sets, entries of the plan, threads."""
+"""Every path through the compiled core with small matrices: instruction sets, plan entries and threads."""
 
 from __future__ import annotations
 
@@ -50,26 +50,33 @@ PATHS: dict[str, tuple[int, dict[str, int]]] = {
 }
 
 #: Every path on the best instruction set, and on the others those that run kernels compiled for each set.
-WAYS = [
-    *((way, "") for way in PATHS),
-    *((way, isa) for way in ("default", "no lanes", "own product") for isa in _cpu.ISA_VARIANTS),
+PATHS_AND_ISAS = [
+    *((path, "") for path in PATHS),
+    *((path, isa) for path in ("default", "no lanes", "own product") for isa in _cpu.ISA_VARIANTS),
 ]
 
 #: The routines that the entries of the plan are about; the others are built on these.
 _ROUTINES = ("potrf", "potrf_ex", "trsm", "trmm", "gemmt", "syrk", "copyltu", "potri")
-_WAYS_OF_OTHERS = [
+_PATHS_OF_OTHERS = [
     *(("default", isa) for isa in ("", "avx2", "baseline")),
-    *((way, "") for way in ("no lanes", "two threads", "two threads inside", "vendor routines, two threads")),
+    *(
+        (path, "")
+        for path in ("no lanes", "two threads", "two threads inside", "vendor routines, two threads")
+    ),
 ]
 
 
-def ways_of(names: Iterable[str]) -> list[tuple[str, str, str]]:
+def list_paths(names: Iterable[str]) -> list[tuple[str, str, str]]:
     """Operator, path and instruction set: every path for those routines, the main ones for the others."""
-    return [(name, *way) for name in names for way in (WAYS if name in _ROUTINES else _WAYS_OF_OTHERS)]
+    return [
+        (name, *path)
+        for name in names
+        for path in (PATHS_AND_ISAS if name in _ROUTINES else _PATHS_OF_OTHERS)
+    ]
 
 
 @contextlib.contextmanager
-def path(name: str, isa: str = "") -> Iterator[None]:
+def take_path(name: str, isa: str = "") -> Iterator[None]:
     """While active, the core takes that path on that instruction set ("": the best one).
 
     Skips the test on a CPU that has no such instructions. On another device there is one path, the default.
@@ -81,12 +88,12 @@ def path(name: str, isa: str = "") -> Iterator[None]:
     threads, entries = PATHS[name]
     if isa and not _cpu.core.isa_supported(isa):
         pytest.skip(f"this CPU has no {isa}")
-    with core_set_to(entries, threads, isa):
+    with set_core(entries, threads, isa):
         yield
 
 
 @contextlib.contextmanager
-def core_set_to(entries: dict[str, int], threads: int, isa: str = "") -> Iterator[None]:
+def set_core(entries: dict[str, int], threads: int, isa: str = "") -> Iterator[None]:
     """While active, the core has these entries in its plan, that many threads and that instruction set.
 
     Without the core, and on another device, only the number of threads is set.

@@ -1,15 +1,15 @@
 // Binds shortcuts: operators on ordinary tensors from Python's call to the result without Python in between.
 //
-// One small matrix takes a fraction of a microsecond, and each Python function on the way to it a tenth of one. A shortcut takes the
+// One small matrix takes a fraction of a microsecond, and each Python function before it a tenth of one. A shortcut takes the
 // arguments of an operator, allocates and returns its results. It returns None where anything is out of the ordinary: transforms,
 // modes and subclasses of torch, gradients to be recorded, other dtypes and devices, shapes that do not fit or broadcast, matrices
-// that cannot be solved with. The way through Python then computes, explains or raises.
+// that cannot be solved with. The Python code of the operator then computes, explains or raises.
 #include <cmath>
 #include <vector>
 
 #include "base/buffer.h"
 #include "bind/tensor.h"
-#include "bind/ways.h"
+#include "bind/device_shortcuts.h"
 #include "ops/cho_solve.h"
 #include "ops/gelqf.h"
 #include "ops/gesv.h"
@@ -444,27 +444,27 @@ nb::object maketrian(nb::handle v, nb::handle lower) {
 void bind_shortcuts(nb::module_& m) {
     m.def("bind_torch", &bind_torch);
     const auto any = nb::arg().none();  // every argument may be anything, also None
-    m.def("trsm_shortcut", &WithWay<&triangle<true>, ways::trsm>::call, any, any, any, any, any);
-    m.def("trmm_shortcut", &WithWay<&triangle<false>, ways::trmm>::call, any, any, any, any, any);
-    m.def("syrk_shortcut", &WithWay<&syrk, ways::syrk>::call, any, any);
-    m.def("gemmt_shortcut", &WithWay<&gemmt, ways::gemmt>::call, any, any, any, any, any, any);
-    m.def("potrf_shortcut", &WithWay<&potrf, ways::potrf>::call, any, any);
-    m.def("potrf_vjp_shortcut", &WithWay<&potrf_vjp, ways::potrf_vjp>::call, any, any, any, any);
+    m.def("trsm_shortcut", &OnEitherDevice<&triangle<true>, device_shortcuts::trsm>::call, any, any, any, any, any);
+    m.def("trmm_shortcut", &OnEitherDevice<&triangle<false>, device_shortcuts::trmm>::call, any, any, any, any, any);
+    m.def("syrk_shortcut", &OnEitherDevice<&syrk, device_shortcuts::syrk>::call, any, any);
+    m.def("gemmt_shortcut", &OnEitherDevice<&gemmt, device_shortcuts::gemmt>::call, any, any, any, any, any, any);
+    m.def("potrf_shortcut", &OnEitherDevice<&potrf, device_shortcuts::potrf>::call, any, any);
+    m.def("potrf_vjp_shortcut", &OnEitherDevice<&potrf_vjp, device_shortcuts::potrf_vjp>::call, any, any, any, any);
     m.def("cho_solve_shortcut", &cho_solve, any, any, any);
-    m.def("potri_shortcut", &WithWay<&potri, ways::potri>::call, any, any);
-    m.def("inverse_shortcut", &WithWay<&inverse, ways::inverse>::call, any);
-    m.def("gesv_shortcut", &WithWay<&gesv, ways::gesv>::call, any, any, any);
-    m.def("sumlogdiag_shortcut", &WithWay<&sumlogdiag, ways::sumlogdiag>::call, any);
-    m.def("makediag_shortcut", &WithWay<&makediag, ways::makediag>::call, any);
+    m.def("potri_shortcut", &OnEitherDevice<&potri, device_shortcuts::potri>::call, any, any);
+    m.def("inverse_shortcut", &OnEitherDevice<&inverse, device_shortcuts::inverse>::call, any);
+    m.def("gesv_shortcut", &OnEitherDevice<&gesv, device_shortcuts::gesv>::call, any, any, any);
+    m.def("sumlogdiag_shortcut", &OnEitherDevice<&sumlogdiag, device_shortcuts::sumlogdiag>::call, any);
+    m.def("makediag_shortcut", &OnEitherDevice<&makediag, device_shortcuts::makediag>::call, any);
     m.def("syevd_shortcut", &syevd, any, any);
     m.def("gesvd_shortcut", &gesvd, any);
     m.def("gelqf_shortcut", &gelqf, any, any);
-    m.def("extractdiag_shortcut", &WithWay<&extractdiag, ways::extractdiag>::call, any);
-    m.def("potrf_ex_shortcut", &WithWay<&potrf_ex, ways::potrf_ex>::call, any, any);
-    m.def("gemm_shortcut", &WithWay<&gemm, ways::gemm>::call, any, any, any, any, any, any, any);
-    m.def("extracttrian_shortcut", &WithWay<&extracttrian, ways::extracttrian>::call, any, any);
-    m.def("maketrian_shortcut", &WithWay<&maketrian, ways::maketrian>::call, any, any);
-    m.def("gemm2_shortcut", &WithWay<&gemm2, ways::gemm2>::call, any, any, any, any, any);
+    m.def("extractdiag_shortcut", &OnEitherDevice<&extractdiag, device_shortcuts::extractdiag>::call, any);
+    m.def("potrf_ex_shortcut", &OnEitherDevice<&potrf_ex, device_shortcuts::potrf_ex>::call, any, any);
+    m.def("gemm_shortcut", &OnEitherDevice<&gemm, device_shortcuts::gemm>::call, any, any, any, any, any, any, any);
+    m.def("extracttrian_shortcut", &OnEitherDevice<&extracttrian, device_shortcuts::extracttrian>::call, any, any);
+    m.def("maketrian_shortcut", &OnEitherDevice<&maketrian, device_shortcuts::maketrian>::call, any, any);
+    m.def("gemm2_shortcut", &OnEitherDevice<&gemm2, device_shortcuts::gemm2>::call, any, any, any, any, any);
 }
 
 }  // namespace lapgrad::binding

@@ -40,6 +40,6 @@ void bind_kalman(nb::module_& m);
 void bind_gate(nb::module_& m);
 void bind_contention(nb::module_& m);
 void bind_shortcuts(nb::module_& m);
-void bind_ways(nb::module_& m);
+void bind_device_shortcuts(nb::module_& m);
 
 }  // namespace lapgrad::binding

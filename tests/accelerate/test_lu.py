@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cpu
 
 @pytest.fixture(autouse=True)
 def every_batch_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small batches take the way of those that torch could not factorise."""
+    """Make small batches run the code for those that torch could not factorise."""
     monkeypatch.setattr(lu, "is_unsafe", lambda A: A.dim() > 2)
     yield
     lapgrad.accelerate.off()

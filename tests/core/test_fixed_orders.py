@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from paths import path
+from paths import take_path
 from samples import OPERATORS, Sample, joined
 from sized import all_flags, sample
 from tolerances import assert_all_close, of_order
@@ -111,7 +111,7 @@ def check(name: str, n: int, other: int, dtype: torch.dtype, layouts: tuple[Layo
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OF_PRODUCTS)
 def test_values_and_gradients(name: str, dtype: torch.dtype, isa: str) -> None:
-    with path("default", isa):
+    with take_path("default", isa):
         for n in ORDERS:
             check(name, n, n, dtype, (store_row_major,))
 
@@ -121,7 +121,7 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, isa: str) -> None:
 @pytest.mark.parametrize("name", ["trmm", "gemmt", "syrk", "trsm"])
 def test_layouts_and_other_sides(name: str, dtype: torch.dtype, isa: str) -> None:
     """All layouts, and a second dimension of another size, which the kernels of fixed order do not serve."""
-    with path("default", isa):
+    with take_path("default", isa):
         for n in (4, 8, 16):
             check(name, n, n, dtype, LAYOUTS)
             for other in (n - 1, n + 1):
@@ -133,7 +133,7 @@ def test_layouts_and_other_sides(name: str, dtype: torch.dtype, isa: str) -> Non
 def test_product_in_place(dtype: torch.dtype, isa: str) -> None:
     """trmm reads a matrix to its end before it writes: the result may take its memory, in any layout."""
     case = OPERATORS["trmm"]
-    with path("default", isa):
+    with take_path("default", isa):
         for n in ORDERS:
             for one, (value, *_) in compute_expected("trmm", n, n, dtype, False):
                 for layout in LAYOUTS[:-1]:
@@ -146,7 +146,7 @@ def test_product_in_place(dtype: torch.dtype, isa: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_other_triangle(dtype: torch.dtype, isa: str) -> None:
     """gemmt sets it to zero, syrk to the same bits, and trmm does not read that of its triangular matrix."""
-    with path("default", isa):
+    with take_path("default", isa):
         for n in ORDERS:
             for flags in all_flags("gemmt"):
                 one = sample("gemmt", n, flags, batch=(BATCH,), dtype=dtype)

@@ -1,4 +1,4 @@
-"""Shortcuts of the core: the results of the way through Python, or None for what is out of the ordinary."""
+"""Shortcuts of the core return what the Python code returns, or None for calls out of the ordinary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lapgrad
 from lapgrad._kernels import cpu as _cpu
 from lapgrad._kernels import table as _kernels
-from lapgrad._kernels.cuda.ways.table import WAYS
+from lapgrad._kernels.cuda.shortcuts.table import SHORTCUTS
 from lapgrad._torch.private import find_names_for_shortcuts
 from lapgrad.ops import potrf as _potrf
 
@@ -140,7 +140,7 @@ def compute_without_shortcuts(function: Callable[..., Any], *operands: Tensor, *
         return joined(function(*operands, **flags))
 
 
-#: Shortcuts with a way of CUDA tensors only (tests/cuda/test_ways.py), and how many arguments they take.
+#: Shortcuts for CUDA tensors only (tests/cuda/test_device_shortcuts.py), and how many arguments they take.
 ON_CUDA_ONLY = {
     "copyltu": 2,
     "syrk_vjp": 3,
@@ -153,7 +153,7 @@ ON_CUDA_ONLY = {
 
 def test_every_shortcut_is_tested() -> None:
     assert {name.removesuffix("_shortcut") for name in NAMES} == CASES.keys() | ON_CUDA_ONLY.keys()
-    assert ON_CUDA_ONLY.keys() <= WAYS.keys()
+    assert ON_CUDA_ONLY.keys() <= SHORTCUTS.keys()
 
 
 @pytest.mark.parametrize("name", ON_CUDA_ONLY)
@@ -166,7 +166,7 @@ def test_shortcuts_of_cuda_tensors_leave_others_alone(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("shape", [(1, 1), (6, 6), (40, 40), (3, 5, 5), (1, 4, 4)])
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_the_way_through_python(
+def test_results_are_those_of_the_python_code(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, served: list[str]
 ) -> None:
     function, make, all_flags = CASES[name]
@@ -204,9 +204,9 @@ def test_without_the_c_functions_of_torch(
 ) -> None:
     """A torch that exports none of them, or not all, is asked through Python."""
     for shape in ((6, 6), (3, 5, 5)):
-        test_results_are_those_of_the_way_through_python(name, shape, torch.float64, served)
+        test_results_are_those_of_the_python_code(name, shape, torch.float64, served)
         served.clear()
-    test_modes_and_transforms_take_the_way_through_python(name, served)
+    test_modes_and_transforms_run_the_python_code(name, served)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -289,7 +289,7 @@ def test_layouts_of_vectors(served: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_modes_and_transforms_take_the_way_through_python(name: str, served: list[str]) -> None:
+def test_modes_and_transforms_run_the_python_code(name: str, served: list[str]) -> None:
     function, make, _ = CASES[name]
     operands = make(5, 5)
     with _CountingMode() as mode:
@@ -304,7 +304,7 @@ def test_modes_and_transforms_take_the_way_through_python(name: str, served: lis
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_recorded_operands_take_the_way_through_python(name: str, served: list[str]) -> None:
+def test_recorded_operands_run_the_python_code(name: str, served: list[str]) -> None:
     function, make, _ = CASES[name]
     for position in range(len(make(5, 5))):
         operands = list(make(5, 5))

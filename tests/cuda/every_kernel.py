@@ -120,10 +120,10 @@ def run_packing(draw: Draw) -> None:
 
 
 def run_small_products(draw: Draw) -> None:
-    """The kernels of ways: of planned ones, which the core repeats, and that of larger symmetric products."""
-    from lapgrad._kernels.cuda.ways import products
-    from lapgrad._kernels.cuda.ways.planned import run_planned
-    from lapgrad._kernels.cuda.ways.table import WAYS
+    """The kernels of planned shortcuts, and that of larger symmetric products."""
+    from lapgrad._kernels.cuda.shortcuts import products
+    from lapgrad._kernels.cuda.shortcuts.planned import run_planned
+    from lapgrad._kernels.cuda.shortcuts.table import SHORTCUTS
 
     with torch.no_grad():
         A, L, C = draw.normal(3, 40, 20), draw.normal(3, 20, 20), draw.normal(3, 70, 70)
@@ -135,14 +135,14 @@ def run_small_products(draw: Draw) -> None:
             ("extractdiag", (L,)),
             ("makediag", (L[0],)),
         ):
-            way = WAYS[name].planned
-            assert way is not None
-            run_planned(way, *arguments)
+            plan = SHORTCUTS[name].planned
+            assert plan is not None
+            run_planned(plan, *arguments)
         products.multiply_by_transpose(A, False)
         large = draw.normal(130, 130)
-        way = WAYS["trmm"].planned
-        assert way is not None
-        run_planned(way, large, large.clone(), True, False, False)
+        plan = SHORTCUTS["trmm"].planned
+        assert plan is not None
+        run_planned(plan, large, large.clone(), True, False, False)
 
 
 def run_packing_and_small_products(draw: Draw) -> None:

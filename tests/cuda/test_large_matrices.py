@@ -54,7 +54,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forbid_fallback(name: str) -> Iterator[None]:
     """Fails where a kernel of CUDA hands its operands to that of plain PyTorch."""
     module = importlib.import_module(f"lapgrad._kernels.torch.{name}")
-    with mock.patch.object(module, name, side_effect=AssertionError("gone the slow way")):
+    with mock.patch.object(module, name, side_effect=AssertionError("the slow path was taken")):
         yield
 
 
@@ -232,11 +232,13 @@ def test_more_items_than_a_launch_can_have(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_one_matrix_is_factorised_with_few_launches(lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it leaves to the longer way: failures, and a NaN in the triangle that does not count."""
+    """What it leaves to the general path: failures, and a NaN in the triangle that does not count."""
     A = make_positive_definite(150)
     L, wanted = torch.full_like(A, torch.nan), torch.linalg.cholesky(A, upper=not lower)
     monkeypatch.setattr(_thresholds, "POTRF_ALONE", 150)
-    with mock.patch.object(_cholesky, "factorise_upper", side_effect=AssertionError("the longer way")):
+    with mock.patch.object(
+        _cholesky, "factorise_upper", side_effect=AssertionError("the slow path was taken")
+    ):
         assert on_cuda.potrf(L, A, lower, None) is None
     assert_near(L, wanted)
     other = torch.ones_like(A).triu(1) if lower else torch.ones_like(A).tril(-1)
@@ -366,9 +368,9 @@ def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_stream, "has_fast_float64", lambda device: False)
     A = torch.randn(150, 1100)
     Q, L, S = torch.empty(150, 1100), torch.empty(150, 150), torch.empty(150)
-    with pytest.raises(AssertionError, match="gone the slow way"), forbid_fallback("gelqf"):
+    with pytest.raises(AssertionError, match="the slow path was taken"), forbid_fallback("gelqf"):
         on_cuda.gelqf(L, Q, A, False)
-    with pytest.raises(AssertionError, match="gone the slow way"), forbid_fallback("gesvd"):
+    with pytest.raises(AssertionError, match="the slow path was taken"), forbid_fallback("gesvd"):
         on_cuda.gesvd(S, L, Q, A)
 
 

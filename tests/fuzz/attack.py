@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from device import DEVICE
-from paths import PATHS, core_set_to
+from paths import PATHS, set_core
 from samples import OPERATORS, OperatorCase
 from tolerances import PLAIN_FORMULA, of_sensitivity
 from torch import Tensor
@@ -73,7 +73,7 @@ class Attack:
             needs |= set(self.arrangement.aliased or ())
         self.needs = sorted(needs)
         self.threads = rng.randint(1, 4)
-        self.way = rng.choice([*PATHS, *["default"] * len(PATHS)]) if DEVICE.type == "cpu" else "default"
+        self.path = rng.choice([*PATHS, *["default"] * len(PATHS)]) if DEVICE.type == "cpu" else "default"
         self.isa = rng.choice(["", *_list_instruction_sets()])
         # With alpha or beta 0 the degree of that term cannot be measured, but the term must stay in range.
         # With an absolute tolerance, results are homogeneous only as long as no pivot gets below it.
@@ -97,7 +97,7 @@ class Attack:
         words += [f"blocks times 2^{self.exponents}" if self.exponents else ""]
         words += ["overwrite" if self.overwrites else "", "other triangle NaN" if hides else ""]
         words += [f"gradients of {[self.case.operands[i] for i in self.needs]}" if self.needs else ""]
-        words += [f"threads {self.threads}", f"path {self.way!r}", self.isa, self.arrangement.description]
+        words += [f"threads {self.threads}", f"path {self.path!r}", self.isa, self.arrangement.description]
         self.description = ", ".join(word for word in words if word)
 
     def _prepare_expected(self, rng: random.Random, scaled: bool) -> None:
@@ -171,7 +171,7 @@ class Attack:
         report = Report(self.description)
         blocks = [block.clone() for block in self.arrangement.blocks]
         try:
-            with core_set_to(PATHS[self.way][1], self.threads, self.isa), warnings.catch_warnings():
+            with set_core(PATHS[self.path][1], self.threads, self.isa), warnings.catch_warnings():
                 # Nearly equal singular values are drawn now and then.
                 warnings.simplefilter("ignore", lapgrad.DegenerateSpectrumWarning)
                 results, gradients = self._call(report)

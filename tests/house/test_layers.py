@@ -98,7 +98,7 @@ def imported(file: Path) -> Iterator[str]:
 
 def test_the_search_for_imports_finds_them() -> None:
     kernels = {f"lapgrad._kernels.{package}" for package in ("torch", "cpu", "cuda")}
-    kernels |= {f"lapgrad._kernels.cuda.ways.{module}" for module in ("planned", "table")}
+    kernels |= {f"lapgrad._kernels.cuda.shortcuts.{module}" for module in ("planned", "table")}
     below = {f"lapgrad._torch.{module}" for module in ("precision", "private")}
     assert set(imported(PACKAGE / "_kernels" / "table.py")) == kernels | below
     assert "lapgrad.ops.trsm" in set(imported(PACKAGE / "ops" / "potrf.py"))

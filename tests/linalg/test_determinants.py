@@ -12,7 +12,7 @@ import torch
 from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import PATHS, path
+from paths import PATHS, take_path
 from samples import Shape
 from sized import sample
 from tolerances import assert_all_close, of_order
@@ -323,10 +323,10 @@ def test_cofactors_of_a_determinant_that_overflows() -> None:
             assert abs(float(found[0]) / (pivots[1] * pivots[2]) - 1.0) < 1e-14
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("n", [1, 4, 8, 9, 24, 33, 65])
-def test_singular_matrices_are_named(n: int, way: str) -> None:
-    with path(way):
+def test_singular_matrices_are_named(n: int, path: str) -> None:
+    with take_path(path):
         A = sample("inverse", n, {}, batch=(2, 3)).args[0]
         A[1, 0] = 0.0
         with pytest.raises(
@@ -367,12 +367,12 @@ def test_slogdet_of_a_singular_item_that_is_not_used(n: int, kernels: str) -> No
     assert second.isfinite().all()
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("start", ["regular", "identity", "upper"])
-def test_not_finite(value: float, start: str, way: str) -> None:
+def test_not_finite(value: float, start: str, path: str) -> None:
     """NaN and infinity are refused, wherever they are and whatever zeros they are multiplied with."""
-    with path(way):
+    with take_path(path):
         for n in (1, 2, 9, 33):
             for place in {(0, 0), (0, n - 1), (n - 1, 0), (n - 1, n - 1), (n // 2, n // 3)}:
                 A = sample("det", n, {}, batch=(2,)).args[0]

@@ -11,7 +11,7 @@ import torch
 from device import DEVICE, KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import PATHS, path
+from paths import PATHS, take_path
 from samples import OPERATORS
 from sized import sample
 from tolerances import assert_all_close, assert_close, of_order
@@ -30,10 +30,10 @@ def make_operands(name: str, n: int, batch: tuple[int, ...] = ()) -> tuple[Tenso
     return sample(name, n, {}, other=2, batch=batch).args
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", FACTORISING)
-def test_first_failed_item_is_named(name: str, way: str) -> None:
-    with path(way):
+def test_first_failed_item_is_named(name: str, path: str) -> None:
+    with take_path(path):
         for n in (3, 8, 33, 65):
             A, *others = make_operands(name, n, (2, 3))
             A[1, 2, 1, 1] = torch.nan
@@ -61,10 +61,10 @@ def test_failed_item_is_named_as_it_was_handed_over(name: str) -> None:
         OPERATORS[name].fn(A[1, 0], B)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["potri", "linalg.cho_solve"])
-def test_singular_factor(name: str, way: str) -> None:
-    with path(way):
+def test_singular_factor(name: str, path: str) -> None:
+    with take_path(path):
         for n in (3, 8, 33, 70):
             L, *others = make_operands(name, n, (2, 3))
             L[1, 2, 0, 0] = L[1, 0, 2, 2] = -0.0
@@ -157,7 +157,7 @@ def test_one_matrix_is_factorised_once(monkeypatch: pytest.MonkeyPatch, name: st
         return kernel(L, A, *flags)
 
     monkeypatch.setitem(KERNELS, "potrf", counting)
-    # The way of small matrices past the table of kernels is closed, so that all factorisations are counted.
+    # Shortcuts bypass the table of kernels: they are switched off, so that all factorisations are counted.
     for shortcut in [key for key in KERNELS if key.endswith("_shortcut")]:
         monkeypatch.delitem(KERNELS, shortcut)
     OPERATORS[name].fn(A, B.expand(3, 5, 4, 2))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from device import DEVICE, KERNELS
 from kernel_packages import replace_by_torch
-from paths import path
+from paths import take_path
 from tolerances import OF_A_GROUP, assert_close, of_order
 from torch import Tensor, func
 from torch.autograd import grad
@@ -22,18 +22,18 @@ GAPS = (1e-15, 1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6)
 SIZES = ((4, 2), (4, 3), (10, 2), (10, 5), (40, 3), (150, 5))
 
 #: Paths through the compiled core, and the kernels in plain PyTorch.
-WAYS = (
-    *((way, "") for way in ("default", "no lanes", "two threads inside")),
+PATHS_AND_ISAS = (
+    *((path, "") for path in ("default", "no lanes", "two threads inside")),
     *(("default", isa) for isa in _cpu.ISA_VARIANTS),
     ("fallback", ""),
 )
 
 
 @contextlib.contextmanager
-def force_path(way: str, isa: str = "") -> Iterator[None]:
+def force_path(path: str, isa: str = "") -> Iterator[None]:
     """Compute gradients on one code path: of the core (``paths.py``), or the fallback in plain PyTorch."""
-    if way != "fallback":
-        with path(way, isa):
+    if path != "fallback":
+        with take_path(path, isa):
             yield
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -41,12 +41,12 @@ def force_path(way: str, isa: str = "") -> Iterator[None]:
         yield
 
 
-def _is_of_use(way: str, isa: str, n: int) -> bool:
-    """Return whether matrices of order n take this path in a way of its own.
+def _is_of_use(path: str, isa: str, n: int) -> bool:
+    """Return whether matrices of order n run other code on this path than on the default one.
 
     Large matrices do not use the kernels of an instruction set, and small ones do not use two threads.
     """
-    return n <= 10 if isa else n > 10 or way != "two threads inside"
+    return n <= 10 if isa else n > 10 or path != "two threads inside"
 
 
 def draw_normal(*shape: int, seed: int = 0) -> Tensor:
@@ -89,12 +89,12 @@ def compute_gradient_of_space(A: Tensor, group: int, W: Tensor) -> Tensor:
     return (half + half.mT).to(A.dtype)
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize(("path", "isa"), PATHS_AND_ISAS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_projectors_onto_close_eigenvectors(dtype: torch.dtype, way: str, isa: str) -> None:
-    with force_path(way, isa):
+def test_projectors_onto_close_eigenvectors(dtype: torch.dtype, path: str, isa: str) -> None:
+    with force_path(path, isa):
         for n, group in SIZES:
-            if not _is_of_use(way, isa, n):
+            if not _is_of_use(path, isa, n):
                 continue
             W, units = draw_weights(n), OF_A_GROUP * of_order(n)
             for gap in GAPS if n <= 10 else GAPS[1::4]:
@@ -118,9 +118,9 @@ def test_projectors_onto_the_largest(k: int) -> None:
         assert_close(actual, -compute_gradient_of_space(-A, k, W), OF_A_GROUP * of_order(n))
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+@pytest.mark.parametrize("path", ["default", "no lanes", "fallback"])
 @pytest.mark.parametrize("gap", [1e-11, 1e-8, 1e-6])
-def test_single_vectors_keep_their_gradient(gap: float, way: str) -> None:
+def test_single_vectors_keep_their_gradient(gap: float, path: str) -> None:
     """A loss that tells the vectors apart has a gradient of 1 / gap; beside it, one that does not."""
     n, group = 6, 3
     W = draw_weights(n)
@@ -133,16 +133,16 @@ def test_single_vectors_keep_their_gradient(gap: float, way: str) -> None:
         (gradient,) = grad(even + (U[1::2, 0] * W[0]).sum(), leaf)
         return gradient
 
-    with force_path(way):
+    with force_path(path):
         kept, bare = compute_mixed_gradient("mask"), compute_mixed_gradient("nan")
     assert_close(kept[1::2], bare[1::2])
     assert (kept[1::2].abs().amax((-2, -1)) > 0.01 / gap).all()
     assert_close(kept[::2], compute_gradient_of_space(A[::2], group, W), OF_A_GROUP * of_order(n))
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+@pytest.mark.parametrize("path", ["default", "no lanes", "fallback"])
 @pytest.mark.parametrize("gap", [1e-12, 1e-10, 1e-8])
-def test_functions_of_the_matrix_keep_what_is_between_close_eigenvectors(gap: float, way: str) -> None:
+def test_functions_of_the_matrix_keep_what_is_between_close_eigenvectors(gap: float, path: str) -> None:
     """<W, U^T diag(l) U> has the gradient W: between close vectors a quotient of two small numbers.
 
     Entries of W there of all sizes down to 1e-3 stay, up to what rounding makes of the quotient.
@@ -155,7 +155,7 @@ def test_functions_of_the_matrix_keep_what_is_between_close_eigenvectors(gap: fl
     middle[:group, :group] = inside.to(DEVICE)
     W = U.mT @ middle @ U
     allowed = 20 * torch.finfo(torch.float64).eps / gap
-    with force_path(way):
+    with force_path(path):
         for operand in (A, A.expand(3, n, n).clone()):
             leaf = operand.clone().requires_grad_()
             U, values = lapgrad.syevd(leaf)
@@ -239,12 +239,12 @@ def compute_gradient_of_group(
     return middle + wide + tall
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize(("path", "isa"), PATHS_AND_ISAS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_spaces_of_close_singular_vectors(dtype: torch.dtype, way: str, isa: str) -> None:
-    with force_path(way, isa):
+def test_spaces_of_close_singular_vectors(dtype: torch.dtype, path: str, isa: str) -> None:
+    with force_path(path, isa):
         for m, n, group in ((4, 4, 2), (4, 7, 3), (9, 5, 2), (10, 10, 5), (40, 40, 3), (70, 100, 5)):
-            if not _is_of_use(way, isa, m):
+            if not _is_of_use(path, isa, m):
                 continue
             units = OF_A_GROUP * of_order(max(m, n))
             losses = list_losses(m, n)
@@ -261,10 +261,10 @@ def test_spaces_of_close_singular_vectors(dtype: torch.dtype, way: str, isa: str
                         assert_close(actual, expected.to(dtype), units)
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+@pytest.mark.parametrize("path", ["default", "no lanes", "fallback"])
 @pytest.mark.parametrize("shape", [(5, 5), (5, 8), (8, 5), (36, 50)], ids=str)
 @pytest.mark.parametrize("size", [1e-11, 1e-9, 1e-7, 1e-5])
-def test_spaces_of_small_singular_values(size: float, shape: tuple[int, int], way: str) -> None:
+def test_spaces_of_small_singular_values(size: float, shape: tuple[int, int], path: str) -> None:
     """Sums of two small values are small, too; and gV may be in the space of V, up to rounding.
 
     The space of the short side is well determined; so is that of the long side within the space of all V,
@@ -282,7 +282,7 @@ def test_spaces_of_small_singular_values(size: float, shape: tuple[int, int], wa
         frame = rows.detach()
         return loss_of_space(V, frame.mT @ frame @ draw_weights(n) @ frame.mT @ frame)
 
-    with force_path(way):
+    with force_path(path):
         for operand in (A, torch.stack([A, A])):
             for loss in (short_side, long_side) if m <= n else (short_side,):
                 leaf = operand.clone().requires_grad_()
@@ -293,8 +293,8 @@ def test_spaces_of_small_singular_values(size: float, shape: tuple[int, int], wa
                 assert_close(actual, expected, OF_A_GROUP * of_order(max(m, n)))
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
-def test_single_singular_vectors_keep_their_gradient(way: str) -> None:
+@pytest.mark.parametrize("path", ["default", "no lanes", "fallback"])
+def test_single_singular_vectors_keep_their_gradient(path: str) -> None:
     gap = 1e-8
     A = torch.stack([make_rectangular(5, 7, 3, gap, torch.float64, seed=2 * i) for i in range(3)])
     W = draw_weights(7)
@@ -304,7 +304,7 @@ def test_single_singular_vectors_keep_their_gradient(way: str) -> None:
         U, _, V = lapgrad.gesvd(leaf, degeneracy=policy)
         return grad((U[:, -1] * W[0, :5]).sum() + (V[:, -2] * W[1]).sum(), leaf)[0]
 
-    with force_path(way):
+    with force_path(path):
         kept, bare = gradient("mask"), gradient("nan")
     assert_close(kept, bare)
     assert (kept.abs().amax((-2, -1)) > 0.01 / gap).all()

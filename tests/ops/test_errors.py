@@ -11,7 +11,7 @@ import pytest
 import torch
 from device import DEVICE
 from fresh_process import output
-from paths import PATHS, path
+from paths import PATHS, take_path
 from samples import OPERATORS, Flags, OperatorCase, Shape, joined
 from sized import sample
 from tolerances import assert_all_close, of_order
@@ -272,12 +272,12 @@ def spoil(A: Tensor, what: str, item: tuple[int, ...], k: int) -> None:
 FAILURES = ("indefinite", "zero", "NaN", "infinity", "infinite diagonal", "minus infinite diagonal")
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("what", FAILURES)
 @pytest.mark.parametrize("lower", [True, False])
-def test_failed_factorisation_is_named(what: str, lower: bool, way: str) -> None:
+def test_failed_factorisation_is_named(what: str, lower: bool, path: str) -> None:
     numeric = what in ("indefinite", "zero")
-    with path(way):
+    with take_path(path):
         for n, k in ((1, 1), (5, 1), (5, 4), (32, 32), (33, 33), (70, 40), (130, 129)):
             A = sample("potrf", n, {}).args[0]
             spoil(A, what, (), k)
@@ -298,13 +298,13 @@ def test_failed_factorisation_is_named(what: str, lower: bool, way: str) -> None
             assert "potrf_ex" in text
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("n", [3, 8, 24, 33, 65])
-def test_first_failed_item_of_a_batch_is_named(n: int, way: str) -> None:
+def test_first_failed_item_of_a_batch_is_named(n: int, path: str) -> None:
     A = sample("potrf", n, {}, batch=(3, 5)).args[0]
     spoil(A, "NaN", (2, 4), 2)
     spoil(A, "indefinite", (1, 3), 3)
-    with path(way):
+    with take_path(path):
         message = r"^potrf: A\[1, 3\] is not positive definite: .* order 3 "
         with pytest.raises(lapgrad.NotPositiveDefiniteError, match=message) as indefinite:
             lapgrad.potrf(A)
@@ -315,11 +315,11 @@ def test_first_failed_item_of_a_batch_is_named(n: int, way: str) -> None:
         assert (infinite.value.item, infinite.value.pivot) == ((1, 4), 2)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("lower", [True, False])
-def test_status_per_item(lower: bool, dtype: torch.dtype, way: str) -> None:
-    with path(way):
+def test_status_per_item(lower: bool, dtype: torch.dtype, path: str) -> None:
+    with take_path(path):
         for n in (4, 13, 24, 33, 65):
             A = sample("potrf", n, {}, batch=(2, 9), dtype=dtype).args[0]
             wanted = torch.zeros(2, 9, dtype=torch.int32, device=DEVICE)
@@ -348,12 +348,12 @@ def test_overwrite_leaves_factors_and_identities(n: int) -> None:
     assert torch.equal(A[1], torch.eye(n, dtype=A.dtype, device=DEVICE))
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "flags", [{}, {"transpose": True, "lower": False}, {"rightside": True, "alpha": 2.0}], ids=str
 )
-def test_singular_triangle(flags: Flags, way: str) -> None:
-    with path(way):
+def test_singular_triangle(flags: Flags, path: str) -> None:
+    with take_path(path):
         for n, index in ((1, 0), (5, 3), (33, 32), (70, 40)):
             L, A = sample("trsm", n, flags).args
             L[index, index] = 0.0
@@ -366,9 +366,9 @@ def test_singular_triangle(flags: Flags, way: str) -> None:
                 assert torch.equal(A, before)
 
 
-@pytest.mark.parametrize("way", PATHS)
-def test_first_singular_item_of_a_batch_is_named(way: str) -> None:
-    with path(way):
+@pytest.mark.parametrize("path", PATHS)
+def test_first_singular_item_of_a_batch_is_named(path: str) -> None:
+    with take_path(path):
         for n in (3, 8, 33):
             L, A = sample("trsm", n, {}, batch=(3, 5)).args
             L[1, 3, 2, 2] = L[2, 0, 0, 0] = -0.0

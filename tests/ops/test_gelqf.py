@@ -12,7 +12,7 @@ import scipy.linalg
 import torch
 from device import DEVICE, KERNELS
 from hypothesis import given, settings
-from paths import PATHS, path
+from paths import PATHS, take_path
 from samples import Shape
 from tolerances import HOUSEHOLDER, assert_all_close, of_order
 from torch import Tensor, func
@@ -52,11 +52,11 @@ def assert_factors(A: Tensor, Q: Tensor, L: Tensor) -> None:
     assert ((L @ Q - A).norm(dim=-1, keepdim=True) <= allowed * length).all()
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_factors_and_lapacks_signs(dtype: torch.dtype, way: str) -> None:
+def test_factors_and_lapacks_signs(dtype: torch.dtype, path: str) -> None:
     """Gaussian matrices, whose pivots have either sign in LAPACK, and are positive on CUDA."""
-    with path(way):
+    with take_path(path):
         for shape in SHAPES:
             A = draw_normal(shape, dtype)
             Q, L = lapgrad.gelqf(A)
@@ -67,10 +67,10 @@ def test_factors_and_lapacks_signs(dtype: torch.dtype, way: str) -> None:
             assert_all_close(lapgrad.gelqf(A, mode="l"), L, 50.0 * max(shape[-2:]))
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", ["reduced", "l"])
-def test_positive_is_the_cholesky_factor(mode: Any, way: str) -> None:
-    with path(way):
+def test_positive_is_the_cholesky_factor(mode: Any, path: str) -> None:
+    with take_path(path):
         for shape in ((5, 9), (40, 130), (17, 4, 16)):
             A = draw_normal(shape)
             result = lapgrad.gelqf(A, mode=mode, positive=True)
@@ -113,13 +113,13 @@ def make_graded(shape: Shape, decades: float, dtype: torch.dtype) -> Tensor:
     )[:, None].to(dtype)
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
+@pytest.mark.parametrize("path", ["default", "no lanes", "two threads inside"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_graded_and_badly_scaled_rows(dtype: torch.dtype, way: str) -> None:
+def test_graded_and_badly_scaled_rows(dtype: torch.dtype, path: str) -> None:
     """Each row is as exact as its own size allows, down to denormal numbers and up to the largest."""
     decades = 250 if dtype is torch.float64 else 30
     info = torch.finfo(dtype)
-    with path(way):
+    with take_path(path):
         for shape in ((6, 6), (40, 60), (60, 40), (9, 5, 8), (9, 8, 5)):
             for A in (
                 make_graded(shape, decades, dtype),
@@ -179,14 +179,14 @@ def make_rank_deficient(shape: Shape, kind: str) -> Tensor:
 KINDS = ("zero", "zero row", "repeated row", "sum of rows")
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
+@pytest.mark.parametrize("path", ["default", "no lanes", "two threads inside"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(4, 6), (5, 5), (6, 4), (40, 50), (50, 40)], ids=str)
-def test_without_full_rank(shape: Shape, kind: str, way: str) -> None:
+def test_without_full_rank(shape: Shape, kind: str, path: str) -> None:
     """The factors are as good as ever; a derivative is refused, naming the item, in every mode."""
     A = make_rank_deficient(shape, kind)
     first = 0 if kind == "zero" else min(shape) - 1
-    with path(way):
+    with take_path(path):
         assert_factors(A, *lapgrad.gelqf(A))
         batch = draw_normal((2, 3, *shape))
         batch[1, 2] = A
@@ -203,10 +203,10 @@ def test_without_full_rank(shape: Shape, kind: str, way: str) -> None:
                     func.jvp(lambda A, mode=mode: lapgrad.gelqf(A, mode=mode), (given_,), (given_,))
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "two threads inside"])
+@pytest.mark.parametrize("path", ["default", "no lanes", "two threads inside"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_not_finite(value: float, way: str) -> None:
-    with path(way):
+def test_not_finite(value: float, path: str) -> None:
+    with take_path(path):
         for shape in ((3, 5), (5, 5), (5, 3), (40, 50), (50, 40), (100, 300)):
             for row, column in itertools.product((0, shape[0] - 1), (0, shape[1] - 1)):
                 for mode in ("reduced", "l"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_packages import in_torch as _fallback
 from kernel_packages import replace_by_torch
-from paths import WAYS, path
+from paths import PATHS_AND_ISAS, take_path
 from tolerances import assert_close, of_order
 from torch import Tensor, func
 from torch.autograd import grad
@@ -93,10 +93,10 @@ def list_hard_matrices(m: int, n: int) -> dict[str, Tensor]:
 SHAPES = ((1, 1), (1, 5), (5, 1), (4, 4), (5, 8), (8, 5), (8, 8), (40, 40), (33, 50), (70, 35))
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize(("path", "isa"), PATHS_AND_ISAS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_hard_matrices(dtype: torch.dtype, way: str, isa: str) -> None:
-    with path(way, isa):
+def test_hard_matrices(dtype: torch.dtype, path: str, isa: str) -> None:
+    with take_path(path, isa):
         for m, n in SHAPES if isa == "" else SHAPES[:7]:
             matrices = [A.to(dtype) for A in list_hard_matrices(m, n).values()]
             if max(m, n) > 32:

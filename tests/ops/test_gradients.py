@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from paths import WAYS, path, ways_of
+from paths import PATHS_AND_ISAS, list_paths, take_path
 from samples import OPERATORS, OperatorCase, Sample, Shape, joined
 from sized import FLAGS, all_flags, sample
 from tolerances import assert_all_close, of_order
@@ -100,10 +100,10 @@ def list_rows(name: str, n: int, other: int, batch: Shape, dtype: torch.dtype) -
     return found
 
 
-@pytest.mark.parametrize(("name", "way", "isa"), ways_of(FLAGS))
+@pytest.mark.parametrize(("name", "path", "isa"), list_paths(FLAGS))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_backward_of_every_path(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
-    with path(way, isa):
+def test_backward_of_every_path(name: str, dtype: torch.dtype, path: str, isa: str) -> None:
+    with take_path(path, isa):
         for n, other, batch in SIZES:
             for one, expected in list_rows(name, n, other, batch, dtype):
                 actual = compute_gradients(OPERATORS[name].fn, one, one.kwargs)
@@ -121,10 +121,10 @@ def make_partly_failing(n: int) -> tuple[Tensor, Tensor]:
     return A, failed
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize(("path", "isa"), PATHS_AND_ISAS)
 @pytest.mark.parametrize("lower", [True, False])
-def test_failed_items_have_gradient_zero_and_others_keep_theirs(lower: bool, way: str, isa: str) -> None:
-    with path(way, isa):
+def test_failed_items_have_gradient_zero_and_others_keep_theirs(lower: bool, path: str, isa: str) -> None:
+    with take_path(path, isa):
         for n in (2, 5, 24, 33, 65):
             A, failed = make_partly_failing(n)
             (alone,) = grad(lapgrad.potrf(leaf := A[~failed].requires_grad_(), lower=lower).sin().sum(), leaf)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from paths import PATHS, path
+from paths import PATHS, take_path
 from samples import OPERATORS, OperatorCase, Sample, joined
 from sized import FLAGS, all_flags, sample
 from tolerances import assert_all_close, of_order
@@ -156,12 +156,12 @@ def test_vectors(case: OperatorCase) -> None:
     check_operands(case, case.batched((2,)), layouts, of_order(5))
 
 
-@pytest.mark.parametrize("way", ["default", "BLAS product", "two threads inside"])
+@pytest.mark.parametrize("path", ["default", "BLAS product", "two threads inside"])
 @pytest.mark.parametrize("name", FLAGS)
-def test_all_flags_on_every_path(name: str, way: str) -> None:
+def test_all_flags_on_every_path(name: str, path: str) -> None:
     """Past a leaf, and with an other side of another length: both orders of storage meet in every product."""
     case = OPERATORS[name]
-    with path(way):
+    with take_path(path):
         for flags in all_flags(name):
             check_operands(case, sample(name, 40, flags, other=35), MATRIX_LAYOUTS, of_order(40))
             batch = sample(name, 4, flags, other=3, batch=(3, 3))
@@ -199,7 +199,7 @@ def test_stride_past_32_bits(tmp_path: Path) -> None:
         .set_(file, 0, (n, n), (row_stride, 1))
         .copy_(values)
     )
-    with path("BLAS product"):
+    with take_path("BLAS product"):
         for name in ("potrf", "syrk", "copyltu"):
             case = OPERATORS[name]
             assert_all_close(case.fn(A), case.reference(values), of_order(n))
@@ -213,7 +213,7 @@ def _read(A: Tensor, lower: bool) -> Tensor:
     return A.masked_fill(hidden if lower else hidden.mT, torch.nan)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "name",
     [
@@ -231,10 +231,10 @@ def _read(A: Tensor, lower: bool) -> Tensor:
         "fused.mvn_nll",
     ],
 )
-def test_other_triangle_is_not_read(name: str, way: str) -> None:
+def test_other_triangle_is_not_read(name: str, path: str) -> None:
     """Neither by the operator nor by its backward, which does not read that of the cotangent of a factor."""
     case = OPERATORS[name]
-    with path(way):
+    with take_path(path):
         for n, batch in ((5, ()), (5, (17,)), (33, ()), (70, ()), (130, ())):
             units = of_order(n) * case.condition(n)
             for flags in all_flags(name):
@@ -252,10 +252,10 @@ def test_other_triangle_is_not_read(name: str, way: str) -> None:
                 assert_all_close(actual_gradients, torch.autograd.grad(expected, clean, weights), units)
 
 
-@pytest.mark.parametrize("way", PATHS)
-def test_gemmt_backward_does_not_read_the_other_triangle(way: str) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_gemmt_backward_does_not_read_the_other_triangle(path: str) -> None:
     reference = OPERATORS["gemmt"].reference
-    with path(way):
+    with take_path(path):
         for n, batch in ((5, ()), (5, (17,)), (70, ())):
             for flags in all_flags("gemmt"):
                 one = sample("gemmt", n, flags, batch=batch)

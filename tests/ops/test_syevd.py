@@ -15,7 +15,7 @@ import torch
 from device import DEVICE, KERNELS
 from hypothesis import strategies
 from kernel_packages import replace_by_torch
-from paths import PATHS, WAYS, path
+from paths import PATHS, PATHS_AND_ISAS, take_path
 from samples.case import MAKERS
 from tolerances import assert_all_close
 from torch import Tensor, func
@@ -105,11 +105,11 @@ MATRICES: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes"])
+@pytest.mark.parametrize("path", ["default", "no lanes"])
 @pytest.mark.parametrize("what", MATRICES)
-def test_difficult_matrices(what: str, way: str) -> None:
+def test_difficult_matrices(what: str, path: str) -> None:
     """Finite and accurate values, finite gradients under every policy but "nan"; alone and in a batch."""
-    with path(way), warnings.catch_warnings():
+    with take_path(path), warnings.catch_warnings():
         warnings.simplefilter("ignore", lapgrad.DegenerateSpectrumWarning)
         for n in (1, 2, 3, 8, 13, 24, 40):
             A = MATRICES[what](n)
@@ -129,11 +129,11 @@ def test_difficult_matrices(what: str, way: str) -> None:
                     assert torch.equal(gradient, gradient.mT)
 
 
-@pytest.mark.parametrize(("way", "isa"), WAYS)
+@pytest.mark.parametrize(("path", "isa"), PATHS_AND_ISAS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_decomposition_on_every_path(dtype: torch.dtype, way: str, isa: str) -> None:
+def test_decomposition_on_every_path(dtype: torch.dtype, path: str, isa: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    with path(way, isa):
+    with take_path(path, isa):
         for n, batch in (
             (2, 9),
             (3, 17),
@@ -208,15 +208,15 @@ def test_invariant_losses_have_exact_gradients(name: str, n: int, policy: str) -
     assert float((actual - expected).abs().max()) <= allowed * max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("way", ["default", "no lanes", "fallback"])
+@pytest.mark.parametrize("path", ["default", "no lanes", "fallback"])
 @pytest.mark.parametrize("k", [None, 2])
 def test_one_warning_where_there_is_no_gradient(
-    way: str, k: int | None, monkeypatch: pytest.MonkeyPatch
+    path: str, k: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loss of one eigenvector of a tie, or of one of two equal eigenvalues, warns once."""
-    if way == "fallback":
+    if path == "fallback":
         replace_by_torch(monkeypatch, KERNELS, "syevd", "syevd_vjp")
-    with path("default" if way == "fallback" else way):
+    with take_path("default" if path == "fallback" else path):
         for batch in ((), (3,)):
             A = make_with_spectrum([1.0, 2.0, 3.0, 3.0]).expand(*batch, 4, 4).clone().requires_grad_()
             for loss in (lambda U, values: U[..., -1, 2].sum(), lambda U, values: values[..., -1].sum()):
@@ -328,11 +328,11 @@ def test_gradient_agrees_with_torch_where_that_is_right() -> None:
     assert_all_close(ours, theirs)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("lower", [True, False])
-def test_bad_items_are_named(lower: bool, way: str) -> None:
+def test_bad_items_are_named(lower: bool, path: str) -> None:
     """NaN and infinity in the triangle that is read, and eigenvalues past the largest number."""
-    with path(way):
+    with take_path(path):
         for n in (3, 8, 33, 65):
             A = MAKERS["spaced"]((2, 5, n, n), torch.Generator().manual_seed(0))
             for value in (torch.nan, torch.inf, -torch.inf):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from device import DEVICE
 from fresh_process import output
-from paths import PATHS, path, ways_of
+from paths import PATHS, list_paths, take_path
 from samples import OPERATORS, OperatorCase, Sample
 from sized import FLAGS, all_flags, sample
 from tolerances import assert_all_close, of_order
@@ -69,19 +69,19 @@ def test_samples(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
     assert_all_close(case.fn(*one.args, **one.kwargs), compute_in_double(case, one.args, one.kwargs))
 
 
-@pytest.mark.parametrize(("name", "way", "isa"), ways_of(FLAGS))
+@pytest.mark.parametrize(("name", "path", "isa"), list_paths(FLAGS))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_orders(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
-    with path(way, isa):
+def test_orders(name: str, dtype: torch.dtype, path: str, isa: str) -> None:
+    with take_path(path, isa):
         for n in ORDERS:
             check(name, n, dtype)
 
 
-@pytest.mark.parametrize(("name", "way", "isa"), ways_of(FLAGS))
+@pytest.mark.parametrize(("name", "path", "isa"), list_paths(FLAGS))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
+def test_batches(name: str, dtype: torch.dtype, path: str, isa: str) -> None:
     """Orders below, at and past the largest that goes one matrix per lane."""
-    with path(way, isa):
+    with take_path(path, isa):
         for batch in BATCHES:
             for n in (1, 4, 13, 24, 33):
                 check(name, n, dtype, batch=batch)
@@ -89,7 +89,7 @@ def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
             check(name, n, dtype, batch=17)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "name",
     [
@@ -106,28 +106,28 @@ def test_batches(name: str, dtype: torch.dtype, way: str, isa: str) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rectangles(name: str, dtype: torch.dtype, way: str) -> None:
+def test_rectangles(name: str, dtype: torch.dtype, path: str) -> None:
     """Other sides from one column to many more than rows, around the sizes of vectors, slices and tiles."""
-    with path(way):
+    with take_path(path):
         for n, other in ((33, 1), (5, 70), (70, 5), (130, 33), (33, 300), (140, 257)):
             check(name, n, dtype, other=other)
         for n, other in ((4, 1), (1, 9), (5, 13), (13, 5), (24, 30)):
             check(name, n, dtype, other=other, batch=17)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["gemmt", "syrk"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_triangles_larger_than_their_kernel(name: str, dtype: torch.dtype, way: str) -> None:
+def test_triangles_larger_than_their_kernel(name: str, dtype: torch.dtype, path: str) -> None:
     """A triangle of order 256 is one kernel; above that it is halved, unevenly."""
-    with path(way):
+    with take_path(path):
         for n, other in ((256, 40), (257, 3), (300, 40)):
             check(name, n, dtype, other=other)
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("n", [5, 32, 65, 129])
-def test_symmetric_to_the_last_bit(n: int, way: str) -> None:
+def test_symmetric_to_the_last_bit(n: int, path: str) -> None:
     """syrk, copyltu and inverses are symmetric, and so are gradients of symmetric matrices."""
     A = sample("potrf", n, {}).args[0].requires_grad_()
     B = sample("linalg.solve_psd", n, {}, other=3).args[1]
@@ -138,7 +138,7 @@ def test_symmetric_to_the_last_bit(n: int, way: str) -> None:
         "inverse_psd": lapgrad.linalg.inverse_psd,
         "mvn_nll": lambda A: lapgrad.fused.mvn_nll(A, B),
     }
-    with path(way):
+    with take_path(path):
         results = {
             f.__name__: f(A.detach())
             for f in (lapgrad.syrk, lapgrad.copyltu, lapgrad.potri, lapgrad.linalg.inverse_psd)
@@ -149,10 +149,10 @@ def test_symmetric_to_the_last_bit(n: int, way: str) -> None:
             assert torch.equal(result, result.mT), name
 
 
-@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["potrf", "gemmt"])
-def test_other_triangle_is_zero(name: str, way: str) -> None:
-    with path(way):
+def test_other_triangle_is_zero(name: str, path: str) -> None:
+    with take_path(path):
         for n in (5, 33, 129):
             for flags in all_flags(name):
                 one = sample(name, n, flags)

@@ -1,4 +1,4 @@
-"""The compiled core: is it there, which instruction set runs, which BLAS it calls."""
+"""The compiled core: whether it can be used, its instruction set, and the BLAS that it calls."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Routines are not listed anywhere: they are collected from the packages ``torch``, ``cpu`` and ``cuda``. A
 kernel module there is named by its stem and has a function of that name. Every public function that it
-defines is a routine. A device uses its own kernel of a routine, else that of ``torch``, which works on every
-device.
+defines is a routine. A device uses its own kernel of a routine if there is one, else that of ``torch``, which
+works on every device.
 
 A routine without a kernel in ``torch`` is optional: operators ask ``has_kernel`` first, and compose it of
 other routines on a device that has none. Where a kernel serves only some operands, a routine ``serves_NAME``
@@ -45,8 +45,8 @@ def make_shortcut(routine: str) -> Kernel:
     """Returns a function that computes an operator on ordinary tensors, or returns None.
 
     It takes the arguments of the registered operator, allocates the results and returns them. The result is
-    None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp, and csrc/bind/ways.h for CUDA
-    tensors. Calls must not be traced.
+    None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp, and csrc/bind/device_shortcuts.h
+    for CUDA tensors. Calls must not be traced.
     """
     name = f"{routine}_shortcut"
 
@@ -122,7 +122,7 @@ def _collect_compiled() -> dict[str, Kernel]:
     if cpu.available():
         shortcuts = cpu.list_shortcuts()
         if shortcuts and torch.version.cuda is not None:
-            cpu.core.set_ways(_name_what_ways_need())
+            cpu.core.set_device_shortcuts(_list_shortcut_settings())
         return collect_kernels(cpu.__name__) | shortcuts
     if not cpu.switched_off():
         warnings.warn(
@@ -139,7 +139,7 @@ def _collect_cuda() -> dict[str, Kernel]:
     from lapgrad._kernels import cuda
 
     if cuda.available():
-        _CPU.fill()  # with the core's shortcuts, which lead CUDA tensors to their ways
+        _CPU.fill()  # the core's shortcuts serve CUDA tensors, too
         return collect_kernels(cuda.__name__)
     if not cuda.switched_off():
         warnings.warn(
@@ -152,14 +152,14 @@ def _collect_cuda() -> dict[str, Kernel]:
     return {}
 
 
-def _name_what_ways_need() -> dict[str, Any]:
-    """Returns the argument of the core's ``set_ways`` for CUDA tensors (csrc/bind/ways.cpp)."""
-    from lapgrad._kernels.cuda.ways.planned import run_planned
+def _list_shortcut_settings() -> dict[str, Any]:
+    """Returns the argument of the core's ``set_device_shortcuts`` (csrc/bind/device_shortcuts.cpp)."""
+    from lapgrad._kernels.cuda.shortcuts.planned import run_planned
 
     return {
         "device": _CUDA_DEVICE,
         "is_there": "is_cuda",
-        "find_way": _find_way,
+        "find_shortcut": _find_cuda_shortcut,
         "keeps_precision": keeps_products,
         "precision": name_precision_of_cuda(),
         "run_planned": run_planned,
@@ -168,15 +168,15 @@ def _name_what_ways_need() -> dict[str, Any]:
     }
 
 
-def _find_way(operator: str) -> tuple[Any, ...] | None:
-    """Returns what the core does with ordinary CUDA tensors (``cuda.ways``); None where it has no way."""
+def _find_cuda_shortcut(operator: str) -> tuple[Any, ...] | None:
+    """Returns the entry of an operator in the table of ``cuda.shortcuts``; None if it has none."""
     from lapgrad._kernels import cuda
 
     if not cuda.available():
         return None
-    from lapgrad._kernels.cuda.ways.table import WAYS
+    from lapgrad._kernels.cuda.shortcuts.table import SHORTCUTS
 
-    return WAYS.get(operator)
+    return SHORTCUTS.get(operator)
 
 
 def _run_on_its_device(kernel: Kernel) -> Kernel:
@@ -191,7 +191,8 @@ _CUDA_DEVICE = 2
 
 _CPU = KernelTable(_collect_compiled)
 #: The shortcut ``NAME_shortcut`` of an operator, as ``make_shortcut`` describes; None if the core has none,
-#: and before the table is filled. Without a function of its own: one small matrix would notice.
+#: and before the table is filled. It is the table's own method, because one more call would take noticeable
+#: time for a small matrix.
 find_shortcut: Callable[[str], Kernel | None] = _CPU.get
 _CUDA = KernelTable(_collect_cuda, adapt=_run_on_its_device)
 _ELSEWHERE = KernelTable(dict)

@@ -116,7 +116,7 @@ def keeps_products(like: Tensor) -> bool:
 
 
 def name_precision_of_cuda() -> tuple[Any, ...] | None:
-    """What the core calls in place of ``keeps_products`` for CUDA tensors (csrc/bind/ways.cpp), or None."""
+    """What the core calls in place of ``keeps_products`` (csrc/bind/device_shortcuts.cpp); None: nothing."""
     getter = _torch_private.find_precision_getter()
     return None if getter is None else (torch.is_autocast_enabled, "cuda", getter, ("cuda", "matmul"), _CUDA)
 

@@ -1,4 +1,4 @@
-"""det and slogdet on the compiled core, with factors that are kept for the backward or not."""
+"""det and slogdet on the compiled core; factors are kept for the backward, or not."""
 
 from __future__ import annotations
 

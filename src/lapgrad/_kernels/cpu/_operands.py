@@ -1,6 +1,6 @@
 """Tensors as the core takes them: addresses and strides.
 
-A row-major matrix is handed over as it lies. The core knows only lower triangles and left sides:
+A row-major matrix is passed without a copy. The core knows only lower triangles and left sides:
 ``lower=False`` and ``rightside=True`` become swapped strides (the transpose of a matrix is the same memory,
 read the other way).
 """
@@ -51,7 +51,7 @@ def get_strides(tensor: Tensor) -> tuple[int, int, int] | None:
 
 
 def make_readable(tensor: Tensor) -> Tensor:
-    """``tensor`` itself, copied only if its strides cannot be handed over."""
+    """``tensor`` itself, or a copy if the core cannot read its strides."""
     return tensor if tensor.is_contiguous() or get_strides(tensor) is not None else tensor.contiguous()
 
 
@@ -69,8 +69,8 @@ def describe_operand(tensor: Tensor) -> Operand:
 def hand_over(tensor: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
     """A readable tensor and its operand, transposed if ``flipped``.
 
-    All in one function, because small matrices feel the time of each Python call. The tensor, which may be a
-    copy, must outlive the call of the core.
+    This is one function, because each Python call takes noticeable time for a small matrix. The tensor, which
+    may be a copy, must outlive the call of the core.
     """
     if tensor.is_contiguous():
         *_, rows, cols = tensor.shape

@@ -1,4 +1,4 @@
-"""Shortcuts: operators on ordinary tensors, computed by the core without Python on the way."""
+"""Shortcuts: operators on ordinary tensors, computed by the core without any Python code."""
 
 from __future__ import annotations
 

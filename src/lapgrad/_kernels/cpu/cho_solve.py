@@ -43,8 +43,8 @@ def cho_solve(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> tuple[int, int] |
 def cho_solve_vjp(gL: Tensor, gB: Tensor, L: Tensor, X: Tensor, gX: Tensor, lower: bool) -> None:
     """Z = L⁻¹ gX, gB = L⁻ᵀ Z, W = Lᵀ X and gL = -tril(gB Wᵀ + X Zᵀ), straight on the core.
 
-    Through the routines of other files the strides are worked out four times over, which for a small matrix
-    takes longer than the work.
+    By the routines of other files strides would be worked out four times, which takes longer than the
+    computation for a small matrix.
     """
     # For R instead of L: L = R', and gL = gR'.
     L, factor = hand_over(L, not lower)

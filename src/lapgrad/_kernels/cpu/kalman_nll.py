@@ -41,7 +41,7 @@ def kalman_nll_vjp(gs: Tensor, results: Sequence[Tensor | None], *operands: Tens
 def kalman_nll_and_vjp(
     s: Tensor, gs: Tensor, results: Sequence[Tensor | None], *operands: Tensor
 ) -> Callable[[], tuple[int, int, int] | None]:
-    """A function that sets s to the values and results to the gradients, in one walk less than two calls.
+    """A function that sets s to the values and results to the gradients, in one pass fewer than two calls.
 
     It reads and writes the memory of these tensors, all dense, in each call.
     """

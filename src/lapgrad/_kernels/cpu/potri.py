@@ -17,7 +17,7 @@ from lapgrad._kernels.native import core
 def potri(B: Tensor, L: Tensor, lower: bool) -> tuple[int, int] | None:
     n = L.shape[-1]
     if L.is_contiguous() and B.is_contiguous():
-        # Without the detours below: for one small matrix they cost as much as the inverse.
+        # A shortcut: for one small matrix the steps below would take as long as the inverse.
         strides = (n * n, n, 1) if lower else (n * n, 1, n)
         zero = core.potri(L.element_size(), L.data_ptr(), *strides, B.data_ptr(), *strides, count_items(L), n)
         return divmod(zero, n) if zero >= 0 else None

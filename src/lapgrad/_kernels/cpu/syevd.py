@@ -11,8 +11,8 @@ from lapgrad._formulas.gaps import POLICY_NUMBERS
 from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable, transpose_operand
 from lapgrad._kernels.native import core
 
-#: Up to this order, cotangents of the last k vectors are filled up with zeros: one kernel for all takes
-#: less time than the dozens of operations of torch that the formula for k of them is made of.
+#: Up to this order, cotangents of the last k vectors are padded with zeros: one kernel for all vectors takes
+#: less time than the dozens of torch operations in the formula for k of them.
 _PADDED_ORDER = 64
 
 

@@ -20,7 +20,8 @@ def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
 
 
 def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
-    # One product with the symmetric gB + gB' instead of two: a buffer for a third of the time.
+    # One product with the symmetric gB + gB' instead of two: it needs a buffer, and saves a third of the
+    # time.
     gB = make_readable(gB)
     n = gB.shape[-1]
     symmetric = torch.empty_like(gB, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""centre: observations less their means, in a unit of their size, on CUDA: a block per item."""
+"""centre: centred observations in a unit of their size, on CUDA: a block per item."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lapgrad._kernels.cuda.small import centre as _centre
 
 
 def serves_centre(X: Tensor) -> bool:
-    """Whether a block per item is faster than several operations: unless few items are large."""
+    """Whether one block per item is faster than several operations: not for a few large items."""
     items, entries = X.shape[:-2].numel(), X.shape[-2] * X.shape[-1]
     return X.numel() > 0 and (entries <= _thresholds.CENTRE_SMALL or items >= _thresholds.CENTRE_MANY)
 

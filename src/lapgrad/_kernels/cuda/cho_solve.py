@@ -16,7 +16,7 @@ from lapgrad._kernels.cuda.small import triangular as _triangular_batch
 
 @on_its_device
 def cho_solve(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> tuple[int, int] | None:
-    """``_fallback.cho_solve``; the host waits for the search for zero pivots alone."""
+    """Same as in ``_kernels.torch``; the host waits for the search for zero pivots alone."""
     answer = find_zero_pivot_later(L) if L.numel() else _items.report_no_failure
     _solve(X, L, B, lower)
     return answer()

@@ -33,13 +33,13 @@ def det(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> tuple[int, int] | N
 
 @on_its_device
 def det_without_status(d: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> None:
-    """``det`` without waiting for the device: nobody is told of entries that are not finite."""
+    """``det`` without waiting for the device: entries that are not finite are not reported."""
     _lu.compute_determinants(LU, pivots, A, None, _lu_batch.Determinants(d.view(-1)))
 
 
 @on_its_device
 def det_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> None:
-    """gA := weight times the matrix of cofactors, as ``_fallback.det_vjp`` computes it."""
+    """gA := weight times the matrix of cofactors, as ``det_vjp`` of ``_kernels.torch`` does."""
     target = _items.view_batch(gA)
     if not A.numel() or target is None or not _lu.serves(A):
         _fallback.det_vjp(gA, A, LU, pivots, weight)

@@ -22,7 +22,7 @@ from lapgrad._torch.precision import in_full_precision
 
 @on_its_device
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
-    """``_fallback.gelqf``, but the diagonal of L is positive with either flag: Cholesky factors have such."""
+    """Same as in ``_kernels.torch``, but the diagonal of L is positive with either flag: Cholesky factors have such."""
     if _gelqf_batch.serves(A):
         return _gelqf_batch.gelqf(L, Q, A, True)
     if _gelqf_wide.serves(A):
@@ -68,10 +68,10 @@ _prepared = _PreparedDevices()
 
 
 def _prepare_torch_solver(like: Tensor) -> None:
-    """Has torch make its handle of cuSOLVER, if this thread has none for the device of ``like``.
+    """Make torch create its handle of cuSOLVER, if this thread has none for the device of ``like``.
 
     While a graph is captured torch's own factorisation is used, and a handle cannot be made then. Callers
-    that capture a graph run its contents once before, in the same thread: that is when this is called.
+    that capture a graph run its contents once before, in the same thread, and so call this.
     """
     if like.get_device() not in _prepared.numbers:
         torch.linalg.qr(like.new_ones(1, 1))

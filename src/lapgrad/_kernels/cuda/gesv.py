@@ -60,7 +60,7 @@ def gesv_with_status(
 ) -> None:
     """LU (stored transposed), pivots and info of LAPACK, and X := A⁻¹ B, or A⁻ᵀ B, unless X is None.
 
-    Nobody waits for the device to find out whether A is singular.
+    The host does not wait to find out whether A is singular.
     """
     matrices = _items.flatten_batch(A)
     items, n, _ = matrices.shape

@@ -1,8 +1,8 @@
 """gesvd: singular value decomposition, on CUDA.
 
-Batches of matrices with sides up to 128 have kernels of their own. For others cuSOLVER's drivers take ten
-times as long as eigenvalues of a symmetric matrix, which are used instead. ``_decompose_batch`` serves middle
-sizes, ``_decompose`` one large matrix. There the long side goes first: A = L Q.
+Batches of matrices with sides up to 128 have kernels of their own. For others cuSOLVER's SVD takes ten times
+as long as its symmetric eigenvalues, so these are used instead. ``_decompose_batch`` serves middle sizes,
+``_decompose`` one large matrix. There the long side goes first: A = L Q.
 
 float32, in float64: L Lᵀ = Uᵀ Λ U, and U L = D V by a second LQ, in which D is diagonal up to eps64 |A|² / σ,
 which is below eps32 |A| for every σ that float32 can tell from zero.
@@ -16,7 +16,7 @@ take every singular value between eps and 1 to 1. Where c is below 100 the inver
 it would lose digits, and Q1 Q2ᵀ of the orthogonal factor [Q1, Q2] of [√c Xᵀ, I] stands in for it.
 
 What is guaranteed: |U A Vᵀ - S|, |U Uᵀ - I| and |V Vᵀ - I| of order n eps, singular values to n eps |A|.
-P is checked before it is used; where the check fails (a matrix of lower rank) cuSOLVER's driver does it.
+P is checked before it is used; where the check fails (a matrix of lower rank) cuSOLVER's SVD is used.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _decompose_any(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> 
     kernels = _gesvd_batch if _gesvd_batch.serves(A) else _gesvd_medium if _gesvd_medium.serves(A) else None
     if kernels is not None:
         failure = kernels.gesvd(S, U, V, A)
-        # Rare, and torch's driver may still find an answer; what has none gets the same message from it.
+        # Rare: torch's driver may still succeed, and otherwise reports the same failure.
         return None if failure is None else _fallback.gesvd(S, U, V, A)
     if _serves_batch(A):
         return _decompose_batch(S, U, V, A)
@@ -228,7 +228,7 @@ def _decompose_part(values: Tensor, vectors: tuple[Tensor, Tensor] | None, A: Te
 def _repair(
     S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, codes: Tensor
 ) -> tuple[int, int] | None:
-    """Has torch's driver decompose the items with code ``NOT_CONVERGED``; returns the first failure.
+    """Decompose the items with code ``NOT_CONVERGED`` by torch's driver; return the first failure.
 
     An item that is not finite is a failure; then nothing is computed.
     """

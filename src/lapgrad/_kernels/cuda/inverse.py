@@ -36,7 +36,7 @@ def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
 
 @on_its_device
 def inverse_with_status(B: Tensor, info: Tensor, A: Tensor) -> None:
-    """B := A⁻¹, and info (int32, 0 before) := LAPACK's; nobody waits for the device to find out.
+    """B := A⁻¹, and info (int32, 0 before) := LAPACK's status, without waiting for the device.
 
     For what ``serves_gesv_with_status`` names.
     """

@@ -75,7 +75,7 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
         _fallback.potrf_vjp(gA, L, gL, lower, info)
         return
     gA.copy_(gL if lower else gL.mT)
-    # The sweep multiplies what is above the diagonal by zeros, which does not rid it of a NaN.
+    # The sweep multiplies entries above the diagonal by zeros, which would leave a NaN.
     _device.reshape_triangle(gA, _device.CLEAR_UPPER)
     factor = _device.make_readable(L if lower else L.mT)
     _device.potrf_vjp(gA, factor, _thresholds.REVERSE_BLOCK, _thresholds.PRODUCT_CUT)

@@ -18,7 +18,7 @@ from lapgrad._kernels.torch import pstrf as _fallback
 def pstrf(
     L: Tensor, pivots: Tensor, rank: Tensor, A: Tensor, tol: float | None, lower: bool
 ) -> tuple[int, int] | None:
-    """``_fallback.pstrf``; the host waits once, at the end."""
+    """Same as in ``_kernels.torch``; the host waits once, at the end."""
     n, items = A.shape[-1], A.shape[:-2].numel()
     target = _items.view_batch(L if lower else L.mT)
     too_many = n > _thresholds.PSTRF_IN_BLOCK and items > _thresholds.MOST_ITEMS

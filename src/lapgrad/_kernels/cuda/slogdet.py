@@ -31,7 +31,7 @@ def slogdet(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tens
 
 @on_its_device
 def slogdet_without_status(sign: Tensor, logabsdet: Tensor, LU: Tensor, pivots: Tensor, A: Tensor) -> None:
-    """``slogdet`` without waiting for the device: nobody is told of entries that are not finite."""
+    """``slogdet`` without waiting for the device: entries that are not finite are not reported."""
     results = _lu_batch.Determinants(sign=sign.view(-1), logarithm=logabsdet.view(-1))
     _lu.compute_determinants(LU, pivots, A, None, results)
 

@@ -1,4 +1,4 @@
-"""Where one CUDA algorithm takes over from another, measured on an H200.
+"""The sizes from which one CUDA algorithm is faster than another, measured on an H200.
 
 The geometry of a launch (threads, lanes, tiles) is not here: it belongs to a kernel, and stands beside its
 plan in ``small/``.
@@ -66,7 +66,8 @@ ORDER_THAT_FILLS = 1024
 #: From this order, and this many columns, on a solve by inverted blocks is faster than cuBLAS's.
 SOLVE_BY_BLOCKS_FROM = 512
 SOLVE_BY_BLOCKS_COLUMNS = 256
-#: From this one on with any number of columns: a single one takes cuBLAS 9 ms at n = 16384.
+#: From this order on, solves by blocks serve any number of columns: cuBLAS takes 9 ms for a single one at n =
+#: 16384.
 SOLVE_ANY_BY_BLOCKS_FROM = 4096
 
 #: A single column is solved for by cuBLAS's routine for vectors up to this order; above it by blocks.
@@ -78,8 +79,8 @@ WHOLE_PRODUCT_UP_TO = 768
 # number of a pair the kernel uses a part of a warp, one warp or registers only; above it a block.
 POTRF_SMALL = 128
 POTRF_IN_WARP = 32
-#: The code for a step of gelqf is written out for each column that a lane has: 32 of them take seconds to
-#: compile, and no longer fit the instruction cache.
+#: The code for a step of gelqf is unrolled for each column that a lane has: for 32 columns it takes seconds
+#: to compile, and no longer fits the instruction cache.
 GELQF_SMALL = 128
 GELQF_IN_GROUP = 16
 #: A panel of 16 rows of float64 fits into the registers of a multiprocessor.
@@ -99,7 +100,7 @@ SYEVD_SMALL = 64
 GESVD_SMALL = 64
 #: The gradients of both are products around kernels for pairs of tiles above this order.
 SPECTRAL_VJP_SMALL = 64
-#: From this many entries of the vectors on, the small kernel is not waited for unless there are ties.
+#: From this many entries of the vectors on, the host waits for the small kernel only if there are ties.
 SPECTRAL_VJP_UNWAITED = 1 << 17
 #: From this many rows in a batch on, a warp measures several of them.
 SPECTRAL_VJP_MANY_ROWS = 1 << 14
@@ -178,7 +179,7 @@ def solves_by_blocks(n: int, columns: int) -> bool:
 
 
 def solves_one_column(items: int, n: int, columns: int) -> bool:
-    """Whether a triangular solve is one of a single column that cuBLAS's routine for vectors is best at."""
+    """Whether a solve has a single column, and cuBLAS's routine for vectors is the fastest for it."""
     return items == 1 and columns == 1 and n <= SOLVE_ONE_COLUMN_UP_TO
 
 
@@ -197,10 +198,10 @@ def choose_product_cut(terms: int) -> int:
 
 
 def choose_eigenvalue_batch(items: int, n: int, itemsize: int) -> int:
-    """How many matrices cuSOLVER's eigenvalue routines take at a time: all, or 1; 2 for one of some sizes.
+    """How many matrices cuSOLVER's eigenvalue routines take at a time: all, 1, or for some sizes 2.
 
-    With 1 the routine for single matrices is called. For some sizes it takes longer than the batched one does
-    for two.
+    With 1 the routine for single matrices is called. For some sizes it takes longer than the batched one with
+    two.
     """
     if items == 1:
         return 2 if SYEVD_SMALL < n <= SYEVD_DOUBLED else 1

@@ -41,7 +41,7 @@ def _decompose(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> None
 
 
 def _find_first_failure(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """Return the first item that fails by itself, also when its transpose is decomposed."""
+    """Return the first item that fails alone, as it is and transposed."""
     batch = A.shape[:-2]
     for flat in range(batch.numel()):
         item = torch.unravel_index(torch.tensor(flat), batch) if batch else ()
@@ -92,14 +92,15 @@ def _has_close_values(S: Tensor) -> bool:
 def _find_ambiguous_items(
     U: Tensor, S: Tensor, V: Tensor, gU: Tensor | None, gS: Tensor | None, gV: Tensor | None, tol: float
 ) -> Tensor | None:
-    """bool (*batch): the loss is not a function of A near this A, as far as its cotangents tell.
+    """bool (*batch), True where, by its cotangents, the loss depends on vectors that A does not determine.
 
     Among equal singular values the vectors are free up to one rotation of U and V, so that the skew part of
     gU U^T + gV V^T has to vanish, and gS has to be constant. Among zeros U and V rotate independently: each
     skew part has to vanish. The vectors of a wide A that belong to zeros are free in all directions.
 
-    A loss of U^T diag(S) V meets the vectors of zeros with cotangents as small as what is left of S there:
-    how large these have to be to count is relative to that, and to their own row.
+    In a loss of U^T diag(S) V the cotangents of vectors of zeros are proportional to the rounding errors in
+    these zeros. So they count only if they are large relative to the computed value, and to the largest entry
+    of their row.
     """
     gap, scale = _gaps.compute_gaps(S), _gaps.find_largest(S)
     diagonal = torch.eye(S.shape[-1], dtype=torch.bool, device=S.device)

@@ -44,7 +44,7 @@ def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
 
 
 def _invert(L: Tensor, lower: bool) -> Tensor:
-    """Symmetric to the last bit."""
+    """Return (L L^T)^-1, symmetric to the last bit."""
     factor = L if lower else L.mT
     identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
     half = torch.linalg.solve_triangular(factor, identity, upper=False)

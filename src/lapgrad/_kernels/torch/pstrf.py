@@ -56,7 +56,7 @@ def pstrf(
 
 
 def _exchange(values: Tensor, k: int, other: Tensor) -> None:
-    """Entries k and ``other`` of the last dimension change places; ``other`` has one entry per item."""
+    """Exchange entries k and ``other`` of the last dimension; ``other`` has one entry per item."""
     other = other.expand(*values.shape[:-1], 1)
     first, second = values[..., k : k + 1].clone(), values.gather(-1, other)
     values.scatter_(-1, other, first)

@@ -191,7 +191,7 @@ __device__ void multiply_two_rows(T (&sum)[2][4], const T* H, int ld, const T* B
 }
 
 // Reports a failure: lowers *cell to a number that encodes item and code. The smallest such number, the first failed item, stays.
-// The cell holds the largest Index as long as nothing failed. A null cell: nobody reads it.
+// The cell holds the largest Index as long as nothing failed. A null cell: failures are not reported.
 __device__ inline void report_failure(Index* cell, Index item, int code) {
   if (cell) atomicMin(cell, item * (Index(1) << 32) + (static_cast<Index>(code) + (Index(1) << 31)));
 }

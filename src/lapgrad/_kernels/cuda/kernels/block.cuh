@@ -3,7 +3,8 @@
 // A kernel's arguments are pointers, 64-bit integers and doubles, nothing else: the launcher in Python passes
 // addresses, ints and floats, and needs no table of types.
 //
-// Tests run the kernels on the CPU and watch every access to shared memory, so only shared_memory() may return it.
+// Tests run the kernels on the CPU and check every access to shared memory, so kernels get it from shared_memory()
+// only.
 #pragma once
 
 using Index = long long;

@@ -1,5 +1,6 @@
-// Observations less their means, in a unit that keeps their squares within range, and the gradient. One block of 256 threads has one
-// item of n rows and d columns: a lane has a column, and eight warps share the rows. Shared memory: 8 x 32 + 8 doubles.
+// Observations minus their means, in a unit that keeps their squares within range, and the gradient. One block of 256
+// threads has one item of n rows and d columns: a lane has a column, and eight warps share the rows. Shared memory: 8
+// x 32 + 8 doubles.
 #include "spectral.cuh"
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;

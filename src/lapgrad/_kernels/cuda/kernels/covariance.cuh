@@ -158,7 +158,7 @@ struct White {
   };
 };
 
-// Two parts, of which the second finds its features and scalars behind those of the first.
+// Two parts; the features and scalars of the second follow those of the first.
 template <class First, class Second>
 struct Pair {
   static constexpr int kFeatures = First::kFeatures + Second::kFeatures, kScalars = First::kScalars + Second::kScalars;

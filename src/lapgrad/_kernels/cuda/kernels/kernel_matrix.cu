@@ -7,7 +7,7 @@
 // there and a row here. tests/house/test_constants.py compares them with Python.
 constexpr int kFillRows = 32, kPoints = 128, kStep = 16;
 
-// Room for features or scalars in registers; an array of length 0 is not allowed.
+// The length of an array of features or scalars in registers; C++ allows no array of length 0.
 template <typename T, int length>
 struct Registers {
   T at[length > 0 ? length : 1];
@@ -18,9 +18,9 @@ struct Registers {
   }
 };
 
-// K := k(F, G) + diag(noise). With `same_points` G is F; of these, with `lower_only`, tiles above the diagonal are left undefined.
-// `noise` may be null; its entries are noise_step (0 or 1) elements apart.
-// grid = (columns / kPoints, rows / kFillRows, at most 65535); kPoints threads; shared memory: kFillRows x kFeatures.
+// K := k(F, G) + diag(noise). With `same_points` G is F; then, with `lower_only`, tiles above the diagonal are left
+// undefined. `noise` may be null; its entries are noise_step (0 or 1) elements apart. grid = (columns / kPoints, rows
+// / kFillRows, at most 65535); kPoints threads; shared memory: kFillRows x kFeatures.
 template <typename T, class K>
 __global__ void __launch_bounds__(kPoints)
     fill_matrix(T* matrix, Index row, const T* F, const T* G, const T* scalars, const T* noise, Index noise_step, Index n, Index m,

@@ -6,9 +6,9 @@
 #include "lu_solve.cuh"
 
 // Lane i has row i of a matrix of order n and gets row i of its factors, with the rows in their new order. A group of N lanes; `order`
-// is n for all groups of the warp. Rows are exchanged only in the end: until then every lane keeps its row, and knows its place.
-// The tile (N x N) receives the factors, transposed. `origin` := the row that lane `lane` got, `pivot` := pivots[lane] - 1.
-// Returns the first k (from 1) whose pivot is zero, else 0.
+// is n for all groups of the warp. Rows are exchanged only at the end: until then every lane keeps its row, and its
+// place in the new order. The tile (N x N) receives the factors, transposed. `origin` := the row that lane `lane`
+// got, `pivot` := pivots[lane] - 1. Returns the first k (from 1) whose pivot is zero, else 0.
 template <typename T, int N>
 __device__ int eliminate(T (&a)[N], T* tile, int order, int lane, int& origin, int& pivot) {
   constexpr int ld = padded<T>(N);
@@ -52,7 +52,7 @@ __device__ int eliminate(T (&a)[N], T* tile, int order, int lane, int& origin, i
   __syncwarp();
 #pragma unroll
   for (int j = 0; j < N; ++j) tile[j * ld + place] = a[j];
-  // The lane whose row has place i tells lane i.
+  // The lane whose row belongs in place i sends its number to lane i.
   origin = lane;
 #pragma unroll 1
   for (int i = 0; i < N; ++i) {

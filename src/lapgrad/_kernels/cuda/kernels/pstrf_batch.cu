@@ -35,7 +35,7 @@ __device__ Candidate<T> make_candidate(T remainder, int place, int entry) {
   return {remainder, place, entry, !(remainder - remainder == T(0))};
 }
 
-// Entry (i, j) of a symmetric matrix of which only the lower triangle is read.
+// Entry (i, j) of a symmetric matrix; only its lower triangle is read.
 template <typename T>
 __device__ T read_symmetric(const Matrix<const T>& A, Index i, Index j) {
   return i >= j ? A(i, j) : A(j, i);
@@ -109,8 +109,9 @@ __global__ void pstrf_small(const T* A, Index a_item, Index a_row, Index a_col, 
   }
 }
 
-// Larger matrices: a launch per step, in which each block has 32 entries of one matrix and its warps share the sum. The best candidates
-// of the blocks of a matrix are passed on from step to step in two arrays, of which one is read and one written.
+// Larger matrices: a launch per step, in which each block has 32 entries of one matrix and its warps share the sum.
+// The best candidates of the blocks of a matrix are passed on from step to step in two arrays: one is read, the other
+// written.
 constexpr int kSlice = 32;
 
 // Begins: remainders, places and the first candidates. Grid: (slices, items), 32 threads.
@@ -213,9 +214,9 @@ __global__ void pstrf_end(T* L, Index l_item, Index l_row, Index l_col, Index* p
   }
 }
 
-// What the gradient of a square factor is computed from: column k of the lower triangle of G := that of gL, and of M := that of L, if
-// k is below the rank; else zero, and in M a one on the diagonal. Both are contiguous, and not written above the diagonal. One thread
-// per entry.
+// Prepares the gradient of a square factor: the lower triangles of G and M become those of gL and L in columns below
+// the rank, and zero in the others, with ones on the diagonal of M. Both are contiguous, and not written above the
+// diagonal. One thread per entry.
 template <typename T>
 __global__ void pstrf_vjp_begin(T* M, T* G, const T* L, Index l_item, Index l_row, Index l_col, const T* gL, Index g_item, Index g_row,
                                 Index g_col, const Index* ranks, Index n, Index total) {

@@ -1,5 +1,5 @@
-// The numbers that the bound of a sparse Gaussian process is made of, each by one block of threads: see _kernels/torch/sgp_bound.py
-// for the formulas. With torch's operations they are some forty launches.
+// The terms of the bound of a sparse Gaussian process, each computed by one block of threads (formulas:
+// _kernels/torch/sgp_bound.py). torch's operations would take some forty launches.
 #include "block.cuh"
 
 constexpr int kBoundThreads = 256;

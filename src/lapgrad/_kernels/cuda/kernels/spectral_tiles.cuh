@@ -1,4 +1,5 @@
-// What the steps between the products of spectral gradients share: pairs of mirrored tiles, and passes over the rows of cotangents.
+// Code that the steps between the products of spectral gradients share: pairs of mirrored tiles, and passes over the
+// rows of cotangents.
 //
 // A block of kTileThreads threads computes a pair of tiles, so that both are read and written along rows. Where a rule needs the
 // largest entry of a whole item, only a block that has found equal values computes it, from the largest entries of the rows.

@@ -1,5 +1,5 @@
-// What is done before and after cuSOLVER's eigenvalues and eigenvectors of a batch: one triangle is read and checked, and the signs of
-// eigenvectors are determined.
+// Steps before and after cuSOLVER's eigenvalues and eigenvectors of a batch: one triangle is read and checked, and
+// the signs of eigenvectors are determined.
 #include "spectral.cuh"
 
 // The upper triangle of rows := one triangle of each A (n x n), transposed if it is the lower one; zeros below, and for numbers that

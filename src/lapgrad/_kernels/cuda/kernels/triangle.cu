@@ -12,7 +12,7 @@ __device__ inline void find_tile(Index number, Index& i, Index& j) {
   j = number - i * (i + 1) / 2;
 }
 
-// What happens to a pair a_ij (below the diagonal) and a_ji (above), i > j.
+// The operation on a pair a_ij (below the diagonal) and a_ji (above), i > j.
 constexpr int kMirrorUp = 0;    // a_ji := a_ij
 constexpr int kMirrorDown = 1;  // a_ij := a_ji
 constexpr int kMoveDown = 2;    // a_ij := a_ji, then a_ji := 0

@@ -1,4 +1,4 @@
-"""cuSOLVER's Cholesky factorisation, on the triangle where it is fast; one matrix by torch's."""
+"""cuSOLVER's Cholesky factorisation, on the triangle where it is fast, and torch's for one matrix."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _THREADS = 256
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
-    """Overwrites the upper triangle of each item, the lower one to cuSOLVER, with R, A = Rᵀ R.
+    """Overwrites the upper triangle of each item (to cuSOLVER the lower one) with R, A = Rᵀ R.
 
-    A is (n, n) or (items, n, n). At the address ``code`` lie LAPACK's codes, an int32 per item.
+    A is (n, n) or (items, n, n). LAPACK's codes, an int32 per item, are written to the address ``code``.
     """
     device, kind, (n, row) = A.get_device(), _solver.DATA_TYPES[A.dtype], (A.shape[-1], A.stride(-2))
     handle, choices = _solver.get_handle(device), _solver.get_parameters(device)
@@ -42,15 +42,16 @@ def factorise_upper(A: Tensor, code: int) -> None:
 
 
 def factorise_alone(L: Tensor, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """L := the factor of one matrix by torch's own routine, with few launches. Returns any failure at all.
+    """L := the factor of one matrix by torch's own routine, with few launches. Returns whether it failed.
 
-    It is for those who may wait, and for A without a failure: a NaN in the other triangle is one here, too.
+    The host waits. A NaN in the other triangle counts as a failure, too, so the caller repeats a failed
+    factorisation.
     """
     cell, n = _items.get_status_cell(A), A.shape[-1]
     if cell is None:
         return 0, 1
     target, tiles = L if lower else L.mT, -(-n // _TILE)
-    # From here on the device is ahead of the host, or waits for it.
+    # From here on the device has finished its work, or waits for the host.
     factor, code = torch.linalg.cholesky_ex(A if lower else A.mT)
     columns = factor if factor.stride(0) == 1 else factor.mT.contiguous().mT
     _launch.launch(

@@ -17,12 +17,12 @@ _BLOCKS = 2048
 
 
 def count_row_blocks(F: Tensor) -> int:
-    """The blocks of threads that share the rows of a matrix."""
+    """Return how many blocks of threads share the rows of a matrix."""
     return -(-len(F) // POINTS)
 
 
 def choose_slices(rows: int, columns: int) -> tuple[int, int]:
-    """Into how many slices of how many columns a matrix is cut, to have enough blocks of threads."""
+    """Return the number of slices of a matrix and their columns, for enough blocks of threads."""
     steps = max(1, -(-columns // STEP))
     slices = min(steps, max(1, _BLOCKS // max(1, -(-rows // POINTS))), _LARGEST_GRID)
     width = -(-steps // slices) * STEP

@@ -111,7 +111,7 @@ def _compute_gram(Q: Tensor) -> Tensor:
 
 
 def _divide(Q: Tensor, R: Tensor, code: int, refine: bool) -> None:
-    """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. At ``code`` LAPACK leaves its own.
+    """R := the factor of its upper triangle, Rᵀ R, and Q := R⁻ᵀ Q. LAPACK's code is written to ``code``.
 
     ``refine`` is off in the last round: R is near the identity there, and its inverse as good as a solve.
     """

@@ -1,8 +1,8 @@
 """LU factorisations for inverse, det, slogdet and gesv: by own kernels up to order 128, and batches above.
 
-Nothing is repaired here: a matrix above order 128 that is not regular and well inside the range of its
-numbers is reported, and the caller starts again in plain PyTorch, which says what is wrong with it. Factors
-are contiguous and stored transposed, as in ``small/lu.py``.
+Nothing is repaired here: a matrix above order 128 that is singular or near the ends of the range of numbers
+is reported, and the caller starts again in plain PyTorch, which finds the reason. Factors are contiguous and
+stored transposed, as in ``small/lu.py``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def finish(
 ) -> None:
     """Computes determinants, and reports items with entries that are not finite, in A, its factors or X.
 
-    They are ``mantissa`` times two to ``exponent``, too, where those are given.
+    They are also written as ``mantissa`` times two to ``exponent``, if those are given.
     ``strict``: items that are singular, or near the ends of the range, are reported, too.
     """
     items, n, _ = LU.shape

@@ -29,7 +29,7 @@ from lapgrad._kernels.cuda.runtime import device as _device
 GROW = (3.82547952, -9.34420428, 6.51872476)
 LEAST = 0.4
 
-#: p grows fast beyond 1. Values are taken for smaller by this factor: rounding must not push one beyond 1.
+#: p grows fast beyond 1. Values are scaled down by this factor, so that rounding does not push one beyond 1.
 _MARGIN = 1.01
 
 FINISH = (15.0 / 8.0, -10.0 / 8.0, 3.0 / 8.0)
@@ -39,11 +39,11 @@ FINISHING_STEPS = 5
 #: The matrix that is added, in units of eps |A|.
 _ADDED = 1.0
 
-#: What it makes of a zero is about this part of it, divided by the number of rows; one matrix in some
-#: thousands has less.
+#: A zero singular value becomes about this part of it, divided by the number of rows; less for one matrix in
+#: some thousands.
 _LUCK = 1.0 / 600.0
 
-#: The distance from orthonormal rows that is taken for rounding, in units of (8 + k) eps.
+#: The distance from orthonormal rows that counts as rounding, in units of (8 + k) eps.
 _ALLOWED = 8.0
 
 #: Factors and shifts of splitmix64 (Steele, Lea & Flood 2014).
@@ -74,7 +74,7 @@ def is_orthogonal(P: Tensor) -> Tensor:
 
 
 def count_growing_steps(k: int, dtype: torch.dtype) -> int:
-    """How many steps take the least singular value of k rows from the size of what is added to 0.4."""
+    """Return how many steps raise the least singular value of k rows, that of the added matrix, to 0.4."""
     start = _ADDED * torch.finfo(dtype).eps * _LUCK / k
     return math.ceil(math.log(LEAST / start) / math.log(GROW[0] / _MARGIN))
 

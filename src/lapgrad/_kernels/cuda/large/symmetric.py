@@ -1,6 +1,6 @@
 """Eigenvalues and eigenvectors of symmetric matrices by cuSOLVER, batches by its batched routine.
 
-See ``kernels/syevd_library.cu`` for what is done before and after it.
+``kernels/syevd_library.cu`` has the steps before and after it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _call_solver(values: Tensor, rows: Tensor, status: Tensor, vectors: bool, to
     problem = (
         _solver.get_parameters(device),
         _solver.WITH_VECTORS if vectors else _solver.VALUES_ONLY,
-        _solver.LOWER,  # what cuSOLVER sees is the transpose
+        _solver.LOWER,  # cuSOLVER reads the transpose
         n,
     )
     routine = "xsyevd" if together == 1 else "xsyev_batched"

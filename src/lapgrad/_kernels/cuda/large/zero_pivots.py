@@ -12,7 +12,7 @@ from lapgrad._kernels.cuda.small.triangular import plan_zero_pivot_search
 
 
 def find_zero_pivot(L: Tensor) -> tuple[int, int] | None:
-    """(item, index) of the first zero on the diagonal. Read back once; not at all under capture."""
+    """(item, index) of the first zero on the diagonal, in one read; None while a graph is captured."""
     cell = _items.get_status_cell(L)
     if cell is None:
         return None

@@ -1,6 +1,6 @@
 """Kernels from ``kernels/*.cu``: compiled by NVRTC at first use, kept on disk, loaded once per device.
 
-The name of the file on disk is a digest of all that its content depends on: sources, kernel, options,
+The name of the file on disk is a digest of everything that its content depends on: sources, kernel, options,
 architecture and version of NVRTC. The file is written under another name and then renamed, so that no other
 process reads an incomplete one.
 """

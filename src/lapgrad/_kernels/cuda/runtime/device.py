@@ -43,7 +43,7 @@ def gemm(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0)
 
 
 class BlockedBatch:
-    """A batch of matrices (items, m, n), any strides, of which rectangular blocks are operands of products.
+    """A batch of matrices (items, m, n), any strides, whose rectangular blocks are operands of products.
 
     Args:
         A: The batch.
@@ -204,7 +204,7 @@ def flatten_batch(A: Tensor) -> Tensor:
 
 
 def make_readable(A: Tensor) -> Tensor:
-    """A itself if cuBLAS can read it as it is, else a contiguous copy."""
+    """A itself if cuBLAS can read its strides, else a contiguous copy."""
     rows, columns = A.stride()[-2:]
     m, n = A.shape[-2:]
     in_a_piece = (columns == 1 and rows >= max(n, 1)) or (rows == 1 and columns >= max(m, 1))
@@ -240,7 +240,7 @@ def _get_queue(like: Tensor) -> tuple[Any, int, int]:
 
 
 def _get_queue_of_products(like: Tensor) -> tuple[Any, int, int]:
-    """``_get_queue`` for algorithms without kernels, which would have to be compiled."""
+    """``_get_queue`` for algorithms that use cuBLAS only: no kernels are compiled."""
     stream = _stream.get_current_stream(like.get_device())
     return _load_cublas(like.dtype), torch.cuda.current_blas_handle(), stream
 

@@ -95,11 +95,11 @@ def create_status_cell(like: Tensor) -> Tensor:
 class DeferredStatus:
     """A status cell that is copied to the host while the device goes on with other work.
 
-    As status cells they are reused, by thread, device and stream; one that was never received is not.
+    Like status cells they are reused by thread, device and stream, except for one that was never received.
 
     Attributes:
         cell: Where kernels report a failure.
-        mailbox: Sends the cell, for algorithms of the core that do so themselves in place of ``send``.
+        mailbox: What algorithms of the core use to send the cell themselves, in place of ``send``.
     """
 
     def __init__(self, like: Tensor, unused: list[DeferredStatus]) -> None:
@@ -139,17 +139,17 @@ def _create_mailbox() -> Any:
 
 
 def report_no_failure() -> None:
-    """Stands in for the function of ``DeferredStatus.send`` where nothing is checked."""
+    """Replaces the function of ``DeferredStatus.send`` where nothing is checked."""
 
 
 def read_first_failure(cell: Tensor | None) -> tuple[int, int] | None:
-    """(item, code) of the first failure in all that was launched, None if there is none; resets the cell."""
+    """(item, code) of the first failure in all launches so far, None if there is none; resets the cell."""
     found = read_status(cell)
     return None if found is None else split_status(found)
 
 
 def split_status(found: int) -> tuple[int, int]:
-    """(item, code) from the number that ``report_failure`` in ``kernels/batch.cuh`` has made of them."""
+    """(item, code) from the number by which ``report_failure`` in ``kernels/batch.cuh`` encodes them."""
     return found >> 32, (found & 0xFFFFFFFF) - (1 << 31)
 
 

@@ -1,7 +1,7 @@
 """Launching kernels on torch's current stream, through the compiled core.
 
-Kernels take pointers, 64-bit integers and doubles only (``kernels/block.cuh``), which is what the core makes
-of a Python int or float: no types are looked up at launch.
+Kernels take pointers, 64-bit integers and doubles only (``kernels/block.cuh``), to which the core converts
+Python ints and floats: no types are looked up at launch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """cuSOLVER on tensors: handles, types and workspace.
 
-Each thread has one handle per device. Handles are never given back: cuSOLVER takes milliseconds to make one.
+Each thread has one handle per device. Handles are never freed: cuSOLVER takes milliseconds to make one.
 cuSOLVER is column-major: it reads a row-major matrix as its transpose.
 """
 
@@ -23,7 +23,7 @@ LOWER, UPPER = 0, 1  # CUBLAS_FILL_MODE_*, of the matrix as cuSOLVER reads it
 
 
 class _ThreadHandles(threading.local):
-    """(handle, parameters) of the current thread by device, and sizes of workspace by what they are for."""
+    """(handle, parameters) of the current thread by device, and sizes of workspaces by call."""
 
     def __init__(self) -> None:
         self.by_device: dict[int, tuple[int, int]] = {}
@@ -57,7 +57,8 @@ def get_routine(name: str) -> Any:
 def get_workspace_size(routine: str, key: tuple[int, ...], *arguments: int) -> tuple[int, int]:
     """Bytes on the device and on the host that a query, named ``routine``, returns for these arguments.
 
-    It is asked once for each ``key``, all that its answer depends on: the call takes as long as a launch.
+    The query runs once for each ``key``, which has everything that its result depends on: it takes as long as
+    a launch.
     """
     known = _of_thread.sizes.get((routine, *key))
     if known is None:

@@ -41,8 +41,8 @@ def get_current_device() -> int:
 def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorates a kernel: it runs with the device of its first operand as the current one.
 
-    cuBLAS is called with torch's handle, which rounds float32 numbers if torch was told to. That is switched
-    off for the time of the call.
+    cuBLAS is called with torch's handle, which rounds float32 numbers if torch is set to. Rounding is
+    switched off during the call.
     """
 
     @functools.wraps(kernel)

@@ -44,7 +44,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
-    """``_fallback.gelqf`` for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts."""
     lower, rest = view_batch(L), None if Q is None else view_batch(Q)
     if lower is None or (rest is None) != (Q is None):
         return _fallback.gelqf(L, Q, A, positive)
@@ -68,7 +68,7 @@ def serves_vjp(Q: Tensor, L: Tensor) -> bool:
 
 
 def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
-    """``_fallback.gelqf_vjp`` for operands that ``serves_vjp`` accepts."""
+    """Same as in ``_kernels.torch``, for operands that ``serves_vjp`` accepts."""
     target = view_batch(gA)
     if target is None:
         _fallback.gelqf_vjp(gA, Q, L, gQ, gL)
@@ -78,7 +78,7 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 
 
 def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
-    """``_fallback.gelqf_l_vjp`` if ``serves_vjp(A, L)``: ``gelqf_vjp`` with Q = L^-1 A."""
+    """Same as in ``_kernels.torch`` if ``serves_vjp(A, L)``: ``gelqf_vjp`` with Q = L^-1 A."""
     target = view_batch(gA)
     if target is None:
         _fallback.gelqf_l_vjp(gA, A, L, gL)
@@ -94,7 +94,7 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
 
 
 def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
-    """``_fallback.dependent_row`` for factors of any size."""
+    """Same as in ``_kernels.torch``, for factors of any size."""
     cell = _items.get_status_cell(L)
     if cell is not None and relative_to_largest and L.shape[-1] > _thresholds.GELQF_SMALL:
         # In the kernel each row would read the whole diagonal.
@@ -108,7 +108,7 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
 def dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
-    """``_fallback.dependent_row_later``: the host waits for the check alone, not for later launches."""
+    """Same as in ``_kernels.torch``: the host waits for the check alone, not for later launches."""
     if relative_to_largest or not L.numel():
         found = dependent_row(L, tolerance, relative_to_largest)
         return lambda: found
@@ -143,7 +143,7 @@ def _choose_factor_geometry(items: int, m: int, n: int, dtype: torch.dtype) -> G
 
 
 def plan_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Launch:
-    """The launch that pulls back."""
+    """The launch that computes the gradient."""
     items, m, n = Q.shape
     operands: list[int] = []
     for operand in (gA, Q, L, gQ, gL):

@@ -29,7 +29,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """``_fallback.gelqf`` with a positive diagonal, for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch`` with a positive diagonal, for operands that ``serves`` accepts."""
     cell = _items.get_status_cell(A)
     lower = _items.view_batch(L)
     factor = L.new_empty(L.shape) if lower is None else L

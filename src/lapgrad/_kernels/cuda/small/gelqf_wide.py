@@ -32,7 +32,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """``_fallback.gelqf`` with a positive diagonal, for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch`` with a positive diagonal, for operands that ``serves`` accepts."""
     cell = _items.get_status_cell(A)
     lower = view_batch(L)
     factor = torch.empty_like(L, memory_format=torch.contiguous_format) if lower is None else L
@@ -67,5 +67,5 @@ def plan_factorisation(L: Tensor, rows: Tensor, cell: Tensor | None, with_q: boo
 
 
 def count_bytes(m: int, like: Tensor) -> int:
-    """Bytes for a triangle and a panel, of which two rows are less."""
+    """Bytes for a triangle and a panel; the two rows of the first kernel need less than the panel."""
     return (m * (m | 1) + _PANEL * CHUNK) * like.element_size()

@@ -40,7 +40,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """``_fallback.gesvd`` for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts."""
     if U is None or V is None:
         U = V = None
     results = [result for result in (S, U, V) if result is not None]
@@ -104,7 +104,7 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
+    """Same as in ``_kernels.torch``, for operands that it serves. Only the first ambiguous item is marked."""
     written = make_contiguous(gA)
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
     many, zeros = U.numel() >= _thresholds.SPECTRAL_VJP_UNWAITED, U.shape[-1] != V.shape[-1]

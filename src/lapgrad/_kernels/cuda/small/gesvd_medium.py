@@ -47,7 +47,7 @@ def serves(A: Tensor) -> bool:
 
 
 def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int, int] | None:
-    """``_fallback.gesvd`` for operands that ``serves`` accepts; tells only that an item failed, not which."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts, but a failed item is not named."""
     cell, source = _items.get_status_cell(A), flatten_batch(A)
     if U is None or V is None:
         values = make_contiguous(S)
@@ -82,7 +82,7 @@ def plan_decomposition(S: Tensor, U: Tensor, V: Tensor, A: Tensor, cell: Tensor 
 
 
 def plan_values(S: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
-    """The launches that find S alone, each to run before the next. Their items count from that of a part."""
+    """The launches that compute S alone, each to run before the next."""
     source = A.mT if A.shape[-2] > A.shape[-1] else A
     items, k, n = source.shape
     together = min(items, max(1, _thresholds.GESVD_WORKSPACE // (k * n * A.element_size())))
@@ -96,7 +96,7 @@ def plan_values(S: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
 
 
 def _sort_rows(target: Tensor, A: Tensor) -> Tensor:
-    """target := the rows of A, large ones first: then the triangle is graded. Returns their numbers."""
+    """target := the rows of A, large ones first, so that the triangle is graded. Returns their numbers."""
     order = torch.linalg.vector_norm(A, float("inf"), dim=-1).argsort(-1, descending=True)
     torch.gather(A, 1, order[..., None].expand(A.shape), out=target)
     return order

@@ -4,8 +4,8 @@
 
 See ``kernels/gesvd_vjp_tiles.cu``. X and G lie in the memory of gA; one more matrix as large as gA is
 allocated, and for a wide or tall A a square one. Unless singular values are known to be distinct
-(``ties.py``), the host waits for G, which is when a loss without a derivative has been found, and not for the
-last products.
+(``ties.py``), the host waits until G is computed, which shows whether the loss has a derivative, but not for
+the last products.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gesvd_vjp(
     degeneracy: str,
     tol: float,
 ) -> Tensor | None:
-    """``_fallback.gesvd_vjp`` for operands that it serves. Only the first ambiguous item is marked."""
+    """Same as in ``_kernels.torch``, for operands that it serves. Only the first ambiguous item is marked."""
     values, slope = S.contiguous(), None if gS is None else gS.contiguous()
     checked = degeneracy != "nan" and not are_distinct(values, tol)
     status = _items.DeferredStatus.acquire(values) if checked else None

@@ -21,9 +21,9 @@ from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime.items import Launch, get_address
 
-#: Threads of a block by states, rounded up. Steps wait for each other, so that what counts is how long one
-#: takes: up to 8 states a warp, whose barriers cost least, has two elements of a matrix for each lane. Above,
-#: few elements for each thread are worth the barriers of a block.
+#: Threads of a block by states, rounded up. Steps depend on each other, so the latency of one step counts. Up
+#: to 8 states one warp computes a step, two elements of a matrix per lane, because its barriers cost least.
+#: Above that, fewer elements per thread are worth the barriers of a block.
 THREADS = {4: 32, 8: 32, 16: 128, 32: 256}
 
 #: Which operands have a dimension of time: y, A, B, Q, R, m, P, c.
@@ -119,7 +119,7 @@ def make_dense(operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 def read_first_failure(cell: Tensor | None) -> tuple[int, int, int] | None:
-    """(series, step, code) of the first failure that was reported; the number starts anew."""
+    """(series, step, code) of the first failure that was reported; resets the cell."""
     found = _items.read_status(cell)
     if found is None:
         return None

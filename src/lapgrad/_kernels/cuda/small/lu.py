@@ -1,4 +1,4 @@
-"""LU factorisation of batches of matrices up to order 128, and what is made of it.
+"""LU factorisation of batches of matrices up to order 128, with determinants, inverses and solves.
 
 See ``kernels/lu_batch.cu`` and ``kernels/lu_solve_batch.cu``. Factors are contiguous and stored transposed;
 pivots are LAPACK's, int32, from 1.

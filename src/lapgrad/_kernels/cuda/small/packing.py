@@ -41,14 +41,14 @@ def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) ->
     if offset > 0 or (offset == 0 and not lower):  # columns of an upper triangle are rows of A^T
         row, column = column, row
     operands = (A.data_ptr(), item, row, column, v.data_ptr(), v_item, v_step, n, skip)
-    way = "true" if unpacks else "false"
+    flag = "true" if unpacks else "false"
     if n > _TILE and column > row:
         tiles = -(-n // _TILE)
         shared = _TILE * (_TILE + 1) * A.element_size()
-        name = f"move_tiles<{{T}}, {way}>"
+        name = f"move_tiles<{{T}}, {flag}>"
         return "packing", name, A, (items * tiles * tiles,), _THREADS, shared, *operands, tiles
     lanes, passes, grid = _divide_rows(items * (n if unpacks else n - skip), n)
-    return "packing", f"move_rows<{{T}}, {way}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
+    return "packing", f"move_rows<{{T}}, {flag}>", A, grid, _THREADS, 0, *operands, items, lanes, passes
 
 
 def plan_mirror(A: Tensor) -> Launch:

@@ -37,7 +37,7 @@ def serves(A: Tensor) -> bool:
 
 
 def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, int] | None:
-    """``_fallback.potrf`` for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts."""
     target = view_batch(L)
     if target is None or (info is not None and not info.is_contiguous()):
         return _fallback.potrf(L, A, lower, info)
@@ -47,7 +47,7 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
 
 
 def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
-    """``_fallback.potrf_vjp`` for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts."""
     target = view_batch(gA)
     if target is None or (info is not None and not info.is_contiguous()):
         return _fallback.potrf_vjp(gA, L, gL, lower, info)
@@ -71,7 +71,7 @@ def plan_factorisation(L: Tensor, A: Tensor, lower: bool, info: Tensor | None, c
 
 
 def plan_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> Launch:
-    """The launch that pulls back."""
+    """The launch that computes the gradient."""
     items, n, _ = L.shape
     name, grid, threads, shared = _choose_vjp_geometry(items, n, L.dtype)
     sizes = (n, items) if n <= _thresholds.POTRF_IN_WARP else (n,)

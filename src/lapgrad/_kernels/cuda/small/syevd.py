@@ -16,8 +16,8 @@ from lapgrad._kernels.cuda.runtime.items import Launch, flatten_batch, get_addre
 from lapgrad._kernels.cuda.small.ties import TieCheck
 
 #: (largest order, lanes for one matrix, threads of a block). A lane has one column, at order 64 two. Blocks
-#: are as large as it takes to fill a multiprocessor with at most 32 blocks, and no larger: one is over when
-#: the slowest of its matrices is.
+#: are just large enough for 32 of them to fill a multiprocessor: a block ends only with the slowest of its
+#: matrices.
 _KINDS = ((8, 8, 128), (16, 16, 128), (32, 32, 64), (64, 32, 32))
 
 #: (largest order, rows and columns of the grid of threads for one gradient, threads of a block). A thread has
@@ -31,7 +31,7 @@ def serves(A: Tensor) -> bool:
 
 
 def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    """``_fallback.syevd`` for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts."""
     values, rows = _make_contiguous(eigenvalues), None if U is None else _make_contiguous(U)
     cell = _items.get_status_cell(A)
     _launch.launch(*plan_decomposition(values, rows, flatten_batch(A), lower, cell))

@@ -3,8 +3,8 @@
     P = gU Uᵀ,  M = weigh(P),  gA = Uᵀ (M U)
 
 See ``kernels/syevd_vjp_tiles.cu``. P and M lie in the memory of gA; one more matrix per item is allocated.
-Unless eigenvalues are known to be distinct (``ties.py``), the host waits for M, which is when a loss without
-a derivative has been found, and not for the last products.
+Unless eigenvalues are known to be distinct (``ties.py``), the host waits until M is computed, which shows
+whether the loss has a derivative, but not for the last products.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lapgrad._kernels.native import core
 #: In the order of ``SyevdKernel`` in csrc/gpu/device_spectral.h.
 KERNELS = ("measure<{T}>", "weigh<{T}>", "scale_rows<{T}>", "mirror<{T}>")
 
-#: Policies under which nobody asks whether the loss has a derivative.
+#: Policies under which it is not checked whether the loss has a derivative.
 _UNREPORTED = ("nan", "quiet")
 
 

@@ -24,8 +24,8 @@ _MANY_ENTRIES = 64
 class _DistinctValues:
     """Which values have been found to be distinct, by their address while their memory lives.
 
-    The formulas of an operator pass tensors only, from the forward pass to the backward: this is how the
-    kernels of both share what they know.
+    The formulas of an operator pass only tensors from the forward to the backward pass, so the kernels of
+    both share this register.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def are_distinct(values: Tensor, tol: float) -> bool:
 
 
 class TieCheck:
-    """The check of one call: made before the gradient is launched, read after.
+    """The check of one call: launched before the gradient, read after it.
 
     Args:
         values: (*batch, k), contiguous: sorted eigenvalues or singular values.

@@ -1,4 +1,4 @@
-"""What the gradients of syevd and gesvd share above the small orders: the queue, operands, and the check.
+"""Code that the gradients of syevd and gesvd share above the small orders: queue, operands, and check.
 
 See ``kernels/spectral_tiles.cuh`` and csrc/gpu/device_spectral.h, which launches products and kernels.
 """
@@ -60,7 +60,7 @@ def _load_kernels(stem: str, names: tuple[str, ...], device: int, dtype: torch.d
 
 
 def describe_operand(A: Tensor | None) -> tuple[_device.Blocks, Tensor | None]:
-    """A, (*batch, m, n), as the core takes it, and what to keep alive: A, or a copy if cuBLAS needs one."""
+    """A, (*batch, m, n), as the core takes it, and the tensor to keep alive: A or a copy for cuBLAS."""
     if A is None:
         return NOTHING, None
     if not A.is_contiguous():

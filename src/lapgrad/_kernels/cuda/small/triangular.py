@@ -62,7 +62,7 @@ def plan_application(
 
     X := t(L)^-1 A with ``solve``, else X := t(L) A, where t(L) is L or its transpose; ``rightside``: the
     triangle stands on the right of A. It writes nothing if the status cell ``cell`` holds a failure; with
-    ``search`` it reports zeros on the diagonal there, and X, which is not A, is then of no use.
+    ``search`` it reports zeros on the diagonal there, and X, which is not A, is then undefined.
     """
     items, n = L.shape[:2]
     columns = A.shape[-2 if rightside else -1]
@@ -93,15 +93,15 @@ def _choose_geometry(
 ) -> tuple[str, tuple[int], int, int, int, int, int]:
     """Kernel, grid, threads, bytes; items of a block, columns of an item in it, blocks for an item."""
     width = min(1 << (columns - 1).bit_length(), _THREADS)
-    way = "true" if solve else "false"
+    flag = "true" if solve else "false"
     if n <= _thresholds.TRIANGULAR_IN_REGISTERS:
         registers = choose_lanes(n)
-        name = f"apply_small<{{T}}, {registers}, {way}>"
+        name = f"apply_small<{{T}}, {registers}, {flag}>"
         tile = compute_tile_stride(registers, registers, dtype) * dtype.itemsize
         groups = max(1, min(_THREADS // width, _TRIANGLES // tile))
     else:
         size = _round_to_panels(n)
-        name = f"apply_medium<{{T}}, {way}>"
+        name = f"apply_medium<{{T}}, {flag}>"
         tile = size * pad_columns(size, dtype) * dtype.itemsize
         groups = 1
     chunks = -(-columns // width)

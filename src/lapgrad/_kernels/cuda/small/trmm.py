@@ -13,7 +13,7 @@ __all__ = ["serves", "trmm"]
 
 
 def trmm(B: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool) -> None:
-    """``_fallback.trmm`` for operands that ``serves`` accepts."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts."""
     target = view_batch(B)
     if target is None:
         _fallback.trmm(B, L, A, lower, transpose, rightside)

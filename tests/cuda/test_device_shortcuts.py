@@ -1,6 +1,6 @@
-"""Ways of CUDA tensors, taken by CPU tensors: what the operators return, record and raise without them.
+"""Device shortcuts, run on CPU tensors: operators return, record and raise the same as without them.
 
-The core is told that CPU tensors take ways; kernels are emulated, cuBLAS is stood in for.
+The core is told that CPU tensors are on a device. Kernels are emulated, and cuBLAS is replaced.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lapgrad._kernels import cpu as _cpu
 from lapgrad._kernels import table as _kernels
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import stream as _stream
-from lapgrad._kernels.cuda.ways.planned import run_planned
-from lapgrad._kernels.cuda.ways.table import WAYS, Way
+from lapgrad._kernels.cuda.shortcuts.planned import run_planned
+from lapgrad._kernels.cuda.shortcuts.table import SHORTCUTS, Shortcut
 from lapgrad._torch.precision import keeps_products
 from lapgrad.ops import inverse as _inverse
 from lapgrad.ops import potrf as _potrf
@@ -135,18 +135,18 @@ CASES: dict[str, tuple[Callable[..., Any], Operands, list[dict[str, Any]]]] = {
 
 
 class Taken:
-    """The ways that returned something, by name and kind, in the order of the calls."""
+    """The shortcuts that returned something, by name and kind, in the order of the calls."""
 
     def __init__(self) -> None:
         self.names: list[tuple[str, str]] = []
 
-    def find(self, name: str) -> Way | None:
-        way = WAYS.get(name)
-        return way and way._replace(
-            plain=self._watch(name, "plain", way.plain),
-            recorded=self._watch(name, "recorded", way.recorded),
-            planned=self._watch(name, "planned", way.planned),
-            direct=way.direct and self._watch_both(name, *way.direct),
+    def find(self, name: str) -> Shortcut | None:
+        shortcut = SHORTCUTS.get(name)
+        return shortcut and shortcut._replace(
+            plain=self._watch(name, "plain", shortcut.plain),
+            recorded=self._watch(name, "recorded", shortcut.recorded),
+            planned=self._watch(name, "planned", shortcut.planned),
+            direct=shortcut.direct and self._watch_both(name, *shortcut.direct),
         )
 
     def _watch_both(
@@ -157,12 +157,12 @@ class Taken:
         assert watched[1] is not None
         return watched[0], watched[1]
 
-    def _watch(self, name: str, kind: str, way: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        if way is None:
+    def _watch(self, name: str, kind: str, shortcut: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if shortcut is None:
             return None
 
         def watched(*arguments: Any) -> Any:
-            result = way(*arguments)
+            result = shortcut(*arguments)
             if result is not None:
                 self.names.append((name, kind))
             return result
@@ -170,13 +170,13 @@ class Taken:
         return watched
 
 
-def set_ways(find: Callable[[str], Way | None], device: tuple[int, str | None]) -> None:
-    """Has tensors of a device take ways."""
-    core.set_ways(
+def set_device_shortcuts(find: Callable[[str], Shortcut | None], device: tuple[int, str | None]) -> None:
+    """Make tensors of a device take shortcuts."""
+    core.set_device_shortcuts(
         {
             "device": device[0],
             "is_there": device[1],
-            "find_way": find,
+            "find_shortcut": find,
             "keeps_precision": keeps_products,
             "precision": None,
             "run_planned": run_planned,
@@ -188,28 +188,28 @@ def set_ways(find: Callable[[str], Way | None], device: tuple[int, str | None]) 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Taken]:
-    """Has CPU tensors take ways, and counts them."""
+    """Make CPU tensors take device shortcuts, and count them."""
     counted = Taken()
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     monkeypatch.setattr(_stream, "get_block_memory", lambda device: 227 * 1024)
     with stand_ins.replace_gpu():
-        set_ways(counted.find, _CPU)
+        set_device_shortcuts(counted.find, _CPU)
         yield counted
-    set_ways(counted.find, _NOTHING)
+    set_device_shortcuts(counted.find, _NOTHING)
 
 
-def without_ways(function: Callable[..., Any], *arguments: Any, **flags: Any) -> Any:
-    """Call a function of CPU tensors on the usual way."""
-    set_ways(lambda name: None, _NOTHING)
+def call_without_shortcuts(function: Callable[..., Any], *arguments: Any, **flags: Any) -> Any:
+    """Call a function of CPU tensors without device shortcuts."""
+    set_device_shortcuts(lambda name: None, _NOTHING)
     return function(*arguments, **flags)
 
 
-def again(counted: Taken) -> None:
-    set_ways(counted.find, _CPU)
+def restore_shortcuts(counted: Taken) -> None:
+    set_device_shortcuts(counted.find, _CPU)
 
 
-def test_every_way_is_tested() -> None:
-    assert set(CASES) == set(WAYS)
+def test_every_shortcut_is_tested() -> None:
+    assert set(CASES) == set(SHORTCUTS)
 
 
 SHAPES = ((1, 1), (4, 4), (3, 1, 1), (3, 5, 5), (2, 3, 4, 4))
@@ -225,23 +225,23 @@ def test_values(name: str, taken: Taken) -> None:
             result = function(*operands, **flags)
             assert result.is_contiguous()
             assert not result._is_view()
-            expected = without_ways(function, *operands, **flags)
-            again(taken)
+            expected = call_without_shortcuts(function, *operands, **flags)
+            restore_shortcuts(taken)
             assert_all_close(result, expected)
             assert all(map(torch.equal, operands, before))
     kinds = {kind for taken_name, kind in taken.names if taken_name == name}
-    expected_kinds = {"planned"} if WAYS[name].planned else {"plain"}
-    assert kinds == expected_kinds | ({"direct"} if WAYS[name].direct else set())
+    expected_kinds = {"planned"} if SHORTCUTS[name].planned else {"plain"}
+    assert kinds == expected_kinds | ({"direct"} if SHORTCUTS[name].direct else set())
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].planned])
-def test_planned_ways_are_repeated(name: str, taken: Taken) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if SHORTCUTS[name].planned])
+def test_planned_shortcuts_are_repeated(name: str, taken: Taken) -> None:
     """The core launches for other operands of the same layout, and asks Python for other layouts only."""
     function, make, _ = CASES[name]
     for change in (lambda x: x, lambda x: x.mT.contiguous().mT if x.dim() > 2 else x, lambda x: x[1:]):
         drawn = [[change(operand) for operand in make(3, 5, 5)] for _ in range(3)]
-        expected = [without_ways(function, *operands) for operands in drawn]
-        again(taken)
+        expected = [call_without_shortcuts(function, *operands) for operands in drawn]
+        restore_shortcuts(taken)
         taken.names.clear()
         for operands, wanted in zip(drawn, expected, strict=True):
             result = function(*operands)
@@ -302,11 +302,11 @@ def test_gradients(name: str, taken: Taken, without_small_kernels: None) -> None
                 return function(*operands, **flags)
 
             found = differentiate_twice(call, operands)
-            expected = without_ways(differentiate_twice, call, operands)
-            again(taken)
+            expected = call_without_shortcuts(differentiate_twice, call, operands)
+            restore_shortcuts(taken)
             assert_all_close(found, expected, 50)
-    assert ((name, "recorded") in taken.names) == (WAYS[name].recorded is not None)
-    assert ((name, "direct") in taken.names) == (WAYS[name].direct is not None)
+    assert ((name, "recorded") in taken.names) == (SHORTCUTS[name].recorded is not None)
+    assert ((name, "direct") in taken.names) == (SHORTCUTS[name].direct is not None)
 
 
 def test_small_triangular_products_are_recorded_by_the_operator(taken: Taken) -> None:
@@ -318,10 +318,10 @@ def test_small_triangular_products_are_recorded_by_the_operator(taken: Taken) ->
 
     found = differentiate_twice(multiply, (L, A))
     assert ("trmm", "recorded") not in taken.names
-    assert_all_close(found, without_ways(differentiate_twice, multiply, (L, A)), 50)
+    assert_all_close(found, call_without_shortcuts(differentiate_twice, multiply, (L, A)), 50)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].recorded])
+@pytest.mark.parametrize("name", [name for name in CASES if SHORTCUTS[name].recorded])
 def test_torch_records_what_it_may(name: str, taken: Taken, without_small_kernels: None) -> None:
     """No node of lapgrad's own stands in the graph."""
     function, make, _ = CASES[name]
@@ -352,7 +352,7 @@ def test_everything_else_goes_through_python(name: str, taken: Taken) -> None:
     assert taken.names == []
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if WAYS[name].multiplies])
+@pytest.mark.parametrize("name", [name for name in CASES if SHORTCUTS[name].multiplies])
 def test_autocast_takes_the_operator(name: str, taken: Taken) -> None:
     """Products keep their precision, which torch's functions do not."""
     function, make, _ = CASES[name]

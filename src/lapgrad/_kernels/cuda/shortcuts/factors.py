@@ -1,4 +1,7 @@
-"""Factorisations, inverses and their gradients, by own kernels. Where one fails, the operator explains."""
+"""Factorisations, inverses and their gradients, by own kernels.
+
+If one fails, the operator raises the error.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from lapgrad._kernels.cuda.runtime.items import view_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import triangular as _triangular
-from lapgrad._kernels.cuda.ways.planned import Planned
+from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._torch.layout import allocate_like
 
 
@@ -32,7 +35,7 @@ def factorise(A: Tensor, lower: bool) -> Tensor | None:
 
 @on_its_device
 def _factorise_alone(L: Tensor, A: Tensor, lower: bool) -> Tensor | None:
-    """L as the factor of one matrix of a middle order; for a failure, None."""
+    """Return L, filled with the factor of one matrix of a middle order; None if it fails."""
     return L if _cholesky.factorise_alone(L, A, lower) is None else None
 
 

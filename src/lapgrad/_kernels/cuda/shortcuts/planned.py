@@ -1,8 +1,8 @@
-"""Planned ways: one launch computes the result. The core repeats it for operands of the same layout.
+"""Planned shortcuts: one launch computes the result. The core repeats it for operands of the same layout.
 
-A planned way allocates the result and returns it with the launch, or None where it does not serve. All of
-the launch but the addresses must depend on sizes, strides and flags alone, and every address in it must lie
-in the memory of the result or of an operand: where an operand had to be copied, there is no plan.
+A planned shortcut allocates the result and returns it with the launch, or None where it does not serve. All
+of the launch but the addresses must depend on sizes, strides and flags alone, and every address in it must
+lie in the memory of the result or of an operand: where an operand had to be copied, there is no plan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Planned = tuple[Tensor, Launch]
 def run_planned(
     plan: Callable[..., Planned | None], *arguments: Any
 ) -> tuple[Tensor, int, tuple[int, ...], int, int, tuple[int | float, ...]] | None:
-    """Runs a planned way. Returns the result, and kernel, grid, threads, bytes, arguments of its launch."""
+    """Runs a planned shortcut. Returns the result, and kernel, grid, threads, bytes, arguments of its launch."""
     made = plan(*arguments)
     if made is None:
         return None

@@ -1,4 +1,4 @@
-#include "bind/ways.h"
+#include "bind/device_shortcuts.h"
 
 #include <cstring>
 
@@ -11,7 +11,7 @@ namespace {
 struct Settings {
     int device_type = -1;                 // of DLPack
     PyObject* is_there = nullptr;         // name of the attribute that is true for tensors on the device; null: there is no device
-    PyObject* find_way = nullptr;         // name -> (plain, recorded, whether it multiplies), or None
+    PyObject* find_shortcut = nullptr;         // name -> (plain, recorded, whether it multiplies), or None
     PyObject* keeps_precision = nullptr;  // tensor -> whether torch rounds no products of its kind
     // (is_autocast_enabled, name of the device, get_precision, what it is asked, setting): torch rounds no products if autocast is off,
     // the precision is full, and the attribute `users` of `setting` is 0; null: `keeps_precision` is asked.
@@ -26,7 +26,7 @@ constexpr int kMostOperands = 4;
 constexpr long long kLeastAddress = 1LL << 40;
 constexpr std::size_t kMostRecipes = 4096, kMostArguments = 64;
 
-// The devices, as bits, whose context is current in this thread: what lapgrad has launched by Python before.
+// The devices, as bits, whose context is current in this thread, because Python has launched a kernel there.
 thread_local std::uint64_t bound_devices = 0;
 
 // Adds the bytes of a number to a key.
@@ -140,13 +140,13 @@ bool overlap(const dlpack::Tensor& A, const dlpack::Tensor& B) {
 
 }  // namespace
 
-bool Way::is_meant_for(nb::handle first) const {
+bool DeviceShortcut::serves(nb::handle first) const {
     return settings.is_there && is_ordinary(first) && has_true_attribute(first.ptr(), settings.is_there);
 }
 
-nb::object Way::take(PyObject* const* arguments) {
+nb::object DeviceShortcut::run(PyObject* const* arguments) {
     if (!is_known) {
-        const nb::object found = nb::steal(PyObject_CallFunction(settings.find_way, "s", name));
+        const nb::object found = nb::steal(PyObject_CallFunction(settings.find_shortcut, "s", name));
         if (!found.is_valid()) throw nb::python_error();
         if (!found.is_none()) {
             const auto keep = [&](int i) -> PyObject* {
@@ -204,7 +204,7 @@ nb::object Way::take(PyObject* const* arguments) {
     return result;
 }
 
-nb::object Way::follow_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count) {
+nb::object DeviceShortcut::follow_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count) {
     std::string key;
     key.reserve(256);
     if (!make_key(operands, count, arguments + count, flags, key)) return nb::none();
@@ -238,13 +238,13 @@ nb::object Way::follow_recipe(PyObject* const* arguments, const DeviceOperand* o
     return result;
 }
 
-void Way::forget_recipes() {
+void DeviceShortcut::forget_recipes() {
     for (const auto& entry : recipes) Py_XDECREF(entry.second.shape);
     recipes.clear();
 }
 
-// Has Python launch, and remembers how.
-nb::object Way::find_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count, const std::string& key) {
+// Lets Python launch, and records the launch.
+nb::object DeviceShortcut::find_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count, const std::string& key) {
     PyObject* all[kMostOperands + 8] = {planned};
     for (int i = 0; i < count + flags; ++i) all[1 + i] = arguments[i];
     const nb::object made = nb::steal(PyObject_Vectorcall(settings.run_planned, all, 1 + count + flags, nullptr));
@@ -260,7 +260,7 @@ nb::object Way::find_recipe(PyObject* const* arguments, const DeviceOperand* ope
     nb::object result = parts[0];
     dlpack::Tensor header;
     if (given.size() > kMostArguments || grid.size() > 3 || !read_header(result, header) || !header.strides) return result;
-    // Nor is one for operands that share memory: it does not say which of them an address belongs to.
+    // Not recorded for operands that share memory: one could not tell which of them an address belongs to.
     for (int i = 0; i < count; ++i)
         for (int k = 0; k < i; ++k)
             if (overlap(operands[i].header, operands[k].header)) return result;
@@ -282,7 +282,7 @@ nb::object Way::find_recipe(PyObject* const* arguments, const DeviceOperand* ope
             place(header, LaunchArgument::result, 0);
             for (int k = 0; k < count; ++k) place(operands[k].header, LaunchArgument::operand, k);
         }
-        // A plan that has copied an operand is not repeated: nobody makes the copy then.
+        // A launch on a copy of an operand is not recorded: repeating it would not repeat the copy.
         if (one.source == LaunchArgument::integer && one.whole >= kLeastAddress) return result;
         recipe.arguments.push_back(one);
     }
@@ -294,90 +294,90 @@ nb::object Way::find_recipe(PyObject* const* arguments, const DeviceOperand* ope
     return result;
 }
 
-namespace ways {
-Way gemm{"gemm", "222", 4, is_product_and_sum};
-Way gemm2{"gemm2", "22", 3, is_product};
-Way gemmt{"gemmt", "22", 4, is_square_product};
-Way syrk{"syrk", "2", 1, is_anything};
-Way syrk_vjp{"syrk_vjp", "22", 1, is_gradient_of_syrk};
-Way trmm{"trmm", "22", 3, is_triangle};
-Way trsm{"trsm", "22", 3, is_triangle};
-Way trsm_again{"trsm_again", "22", 3, is_triangle};
-Way makediag{"makediag", "1", 0, is_anything};
-Way extractdiag{"extractdiag", "2", 0, is_square};
-Way maketrian{"maketrian", "1", 1, is_anything};
-Way extracttrian{"extracttrian", "2", 1, is_square};
-Way sumlogdiag{"sumlogdiag", "2", 0, is_square};
-Way sumlogdiag_vjp{"sumlogdiag_vjp", "20", 0, is_square};
-Way copyltu{"copyltu", "2", 1, is_square};
-Way potrf{"potrf", "2", 1, is_square};
-Way potrf_ex{"potrf_ex", "2", 1, is_square};
-Way potrf_vjp{"potrf_vjp", "22", 2, are_alike};
-Way potri{"potri", "2", 1, is_square};
-Way potri_vjp{"potri_vjp", "22", 1, are_alike};
-Way inverse{"inverse", "2", 0, is_square};
-Way inverse_vjp{"inverse_vjp", "22", 0, are_alike};
-Way gesv{"gesv", "22", 1, is_system};
-}  // namespace ways
+namespace device_shortcuts {
+DeviceShortcut gemm{"gemm", "222", 4, is_product_and_sum};
+DeviceShortcut gemm2{"gemm2", "22", 3, is_product};
+DeviceShortcut gemmt{"gemmt", "22", 4, is_square_product};
+DeviceShortcut syrk{"syrk", "2", 1, is_anything};
+DeviceShortcut syrk_vjp{"syrk_vjp", "22", 1, is_gradient_of_syrk};
+DeviceShortcut trmm{"trmm", "22", 3, is_triangle};
+DeviceShortcut trsm{"trsm", "22", 3, is_triangle};
+DeviceShortcut trsm_again{"trsm_again", "22", 3, is_triangle};
+DeviceShortcut makediag{"makediag", "1", 0, is_anything};
+DeviceShortcut extractdiag{"extractdiag", "2", 0, is_square};
+DeviceShortcut maketrian{"maketrian", "1", 1, is_anything};
+DeviceShortcut extracttrian{"extracttrian", "2", 1, is_square};
+DeviceShortcut sumlogdiag{"sumlogdiag", "2", 0, is_square};
+DeviceShortcut sumlogdiag_vjp{"sumlogdiag_vjp", "20", 0, is_square};
+DeviceShortcut copyltu{"copyltu", "2", 1, is_square};
+DeviceShortcut potrf{"potrf", "2", 1, is_square};
+DeviceShortcut potrf_ex{"potrf_ex", "2", 1, is_square};
+DeviceShortcut potrf_vjp{"potrf_vjp", "22", 2, are_alike};
+DeviceShortcut potri{"potri", "2", 1, is_square};
+DeviceShortcut potri_vjp{"potri_vjp", "22", 1, are_alike};
+DeviceShortcut inverse{"inverse", "2", 0, is_square};
+DeviceShortcut inverse_vjp{"inverse_vjp", "22", 0, are_alike};
+DeviceShortcut gesv{"gesv", "22", 1, is_system};
+}  // namespace device_shortcuts
 
 namespace {
 
-constexpr Way* kAll[] = {&ways::gemm,         &ways::gemm2,    &ways::gemmt,       &ways::syrk,       &ways::syrk_vjp,   &ways::trmm,
-                         &ways::trsm,         &ways::trsm_again, &ways::makediag, &ways::extractdiag, &ways::maketrian,  &ways::extracttrian,
-                         &ways::sumlogdiag,   &ways::sumlogdiag_vjp, &ways::copyltu, &ways::potrf,    &ways::potrf_ex,
-                         &ways::potrf_vjp,    &ways::potri,    &ways::potri_vjp,   &ways::inverse,    &ways::inverse_vjp,
-                         &ways::gesv};
+constexpr DeviceShortcut* kAll[] = {&device_shortcuts::gemm,         &device_shortcuts::gemm2,    &device_shortcuts::gemmt,       &device_shortcuts::syrk,       &device_shortcuts::syrk_vjp,   &device_shortcuts::trmm,
+                         &device_shortcuts::trsm,         &device_shortcuts::trsm_again, &device_shortcuts::makediag, &device_shortcuts::extractdiag, &device_shortcuts::maketrian,  &device_shortcuts::extracttrian,
+                         &device_shortcuts::sumlogdiag,   &device_shortcuts::sumlogdiag_vjp, &device_shortcuts::copyltu, &device_shortcuts::potrf,    &device_shortcuts::potrf_ex,
+                         &device_shortcuts::potrf_vjp,    &device_shortcuts::potri,    &device_shortcuts::potri_vjp,   &device_shortcuts::inverse,    &device_shortcuts::inverse_vjp,
+                         &device_shortcuts::gesv};
 
-// An operator that has a way and no shortcut on the CPU.
-template <Way& way>
-nb::object take_one(nb::handle a) {
+// Operators that have a shortcut on a device, but none on the CPU.
+template <DeviceShortcut& shortcut>
+nb::object run_one(nb::handle a) {
     PyObject* const all[] = {a.ptr()};
-    return way.is_meant_for(a) ? way.take(all) : nb::none();
+    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
 }
 
-template <Way& way>
-nb::object take_two(nb::handle a, nb::handle b) {
+template <DeviceShortcut& shortcut>
+nb::object run_two(nb::handle a, nb::handle b) {
     PyObject* const all[] = {a.ptr(), b.ptr()};
-    return way.is_meant_for(a) ? way.take(all) : nb::none();
+    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
 }
 
-template <Way& way>
-nb::object take_three(nb::handle a, nb::handle b, nb::handle c) {
+template <DeviceShortcut& shortcut>
+nb::object run_three(nb::handle a, nb::handle b, nb::handle c) {
     PyObject* const all[] = {a.ptr(), b.ptr(), c.ptr()};
-    return way.is_meant_for(a) ? way.take(all) : nb::none();
+    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
 }
 
-template <Way& way>
-nb::object take_five(nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e) {
+template <DeviceShortcut& shortcut>
+nb::object run_five(nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e) {
     PyObject* const all[] = {a.ptr(), b.ptr(), c.ptr(), d.ptr(), e.ptr()};
-    return way.is_meant_for(a) ? way.take(all) : nb::none();
+    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
 }
 
-// Sets what ways need, by name: `find_way`, `keeps_precision`, `run_planned`, `get_device` and `get_stream` are functions, `device` is
-// DLPack's number of the kind of device, and `is_there` the attribute that is true for tensors on it, or None for no device. Ways that
-// were found before are looked for again.
-void set_ways(nb::dict names) {
+// Sets what shortcuts need, by name: `find_shortcut`, `keeps_precision`, `run_planned`, `get_device` and `get_stream` are functions,
+// `device` is DLPack's number of the kind of device, and `is_there` the attribute that is true for tensors on it, or None for no device.
+// All shortcuts are looked up again.
+void set_device_shortcuts(nb::dict names) {
     const auto get = [&](const char* name) { return nb::object(names[name]).release().ptr(); };
     settings.device_type = nb::cast<int>(names["device"]);
     settings.is_there = nb::object(names["is_there"]).is_none() ? nullptr : get("is_there");
     settings.precision = nb::object(names["precision"]).is_none() ? nullptr : get("precision");
-    settings.find_way = get("find_way"), settings.keeps_precision = get("keeps_precision"), settings.run_planned = get("run_planned");
+    settings.find_shortcut = get("find_shortcut"), settings.keeps_precision = get("keeps_precision"), settings.run_planned = get("run_planned");
     settings.get_device = get("get_device"), settings.get_stream = get("get_stream");
-    for (Way* way : kAll) way->is_known = false, way->plain = way->recorded = way->planned = way->direct = nullptr, way->forget_recipes();
+    for (DeviceShortcut* one : kAll) one->is_known = false, one->plain = one->recorded = one->planned = one->direct = nullptr, one->forget_recipes();
     bound_devices = 0;
 }
 
 }  // namespace
 
-void bind_ways(nb::module_& m) {
+void bind_device_shortcuts(nb::module_& m) {
     const auto any = nb::arg().none();
-    m.def("set_ways", &set_ways);
-    m.def("copyltu_shortcut", &take_two<ways::copyltu>, any, any);
-    m.def("syrk_vjp_shortcut", &take_three<ways::syrk_vjp>, any, any, any);
-    m.def("sumlogdiag_vjp_shortcut", &take_two<ways::sumlogdiag_vjp>, any, any);
-    m.def("trsm_again_shortcut", &take_five<ways::trsm_again>, any, any, any, any, any);
-    m.def("potri_vjp_shortcut", &take_three<ways::potri_vjp>, any, any, any);
-    m.def("inverse_vjp_shortcut", &take_two<ways::inverse_vjp>, any, any);
+    m.def("set_device_shortcuts", &set_device_shortcuts);
+    m.def("copyltu_shortcut", &run_two<device_shortcuts::copyltu>, any, any);
+    m.def("syrk_vjp_shortcut", &run_three<device_shortcuts::syrk_vjp>, any, any, any);
+    m.def("sumlogdiag_vjp_shortcut", &run_two<device_shortcuts::sumlogdiag_vjp>, any, any);
+    m.def("trsm_again_shortcut", &run_five<device_shortcuts::trsm_again>, any, any, any, any, any);
+    m.def("potri_vjp_shortcut", &run_three<device_shortcuts::potri_vjp>, any, any, any);
+    m.def("inverse_vjp_shortcut", &run_two<device_shortcuts::inverse_vjp>, any, any);
 }
 
 }  // namespace lapgrad::binding

@@ -1,6 +1,6 @@
 """Matrix products by torch's own functions.
 
-cuBLAS does the work on every way. For a small product the host takes longer than the device, and a gradient
+cuBLAS does the work in all of them. For a small product the host takes longer than the device, and a gradient
 that torch records in C++ costs a fraction of one that is recorded in Python.
 """
 
@@ -18,7 +18,7 @@ from lapgrad._kernels.cuda.small import products as _small
 from lapgrad._kernels.cuda.small.packing import plan_mirror
 from lapgrad._kernels.cuda.small.triangular import plan_application
 from lapgrad._kernels.cuda.small.triangular import serves as serves_triangles
-from lapgrad._kernels.cuda.ways.planned import Planned
+from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._torch.layout import allocate_like
 
 
@@ -32,7 +32,7 @@ def multiply(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: 
 
 
 def _multiply(A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
-    """alpha A B; for up to three dimensions without the steps by which ``matmul`` finds out what they are."""
+    """alpha A B; for up to three dimensions without the overhead of ``matmul``."""
     dimensions = A.dim()
     if alpha == 1.0:
         return A.bmm(B) if dimensions == 3 else A.mm(B) if dimensions == 2 else A.matmul(B)
@@ -151,7 +151,7 @@ def multiply_by_triangle_recorded(
 ) -> Tensor | None:
     """t(L) A, or A t(L), up to the order from which on half of the product is worth a gradient in Python.
 
-    Nor is it for small matrices: the two launches of the operator's own gradient are faster there.
+    Small matrices are not served either: the two launches of the operator's own gradient are faster there.
     """
     n, (rows, columns) = L.shape[-1], A.shape[-2:]
     small = _small.serves(L.numel() // (n * n), rows, columns, n)

@@ -1,9 +1,9 @@
-// Ways: what an operator does with ordinary tensors on a GPU, without the Python code of its front door.
+// Shortcuts of operators for ordinary tensors on a GPU, without the Python code of the operator's front door.
 //
-// A launch takes the host a few microseconds, and the front door of an operator in Python several times as long. A way is a function
-// of lapgrad (lapgrad._kernels.cuda.ways) that allocates, launches and returns, or calls a function of torch. It is called from here,
-// after the checks of the front door: ordinary tensors on one device, of one dtype, with shapes that fit, outside of transforms and
-// modes. Whatever else comes is answered by None, and Python takes over.
+// A launch takes the host a few microseconds, and the front door of an operator in Python several times as long. A shortcut checks here
+// what the front door would check: ordinary tensors on one device, of one dtype, with shapes that fit, outside of transforms and modes.
+// Then it repeats a recorded launch, or calls a function of lapgrad (lapgrad._kernels.cuda.shortcuts) that allocates, launches and
+// returns, or a function of torch. For any other call it returns None, and Python takes over.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -48,7 +48,7 @@ struct Recipe {
     PyObject* shape = nullptr;  // of the result, a tuple
 };
 
-struct Way {
+struct DeviceShortcut {
     const char* name;
     const char* inner;  // per operand, as a digit: how many dimensions follow the leading ones
     int flags;          // how many arguments follow the operands
@@ -60,8 +60,8 @@ struct Way {
     PyObject* direct = nullptr;                      // null, or torch's functions for one matrix and for a batch, without flags
     std::unordered_map<std::string, Recipe> recipes = {};
 
-    bool is_meant_for(nb::handle first) const;  // whether an operand is on the device
-    nb::object take(PyObject* const* arguments);
+    bool serves(nb::handle first) const;  // whether an operand is on the device
+    nb::object run(PyObject* const* arguments);
     void forget_recipes();
 
   private:
@@ -69,20 +69,20 @@ struct Way {
     nb::object find_recipe(PyObject* const* arguments, const DeviceOperand* operands, int count, const std::string& key);
 };
 
-namespace ways {
-extern Way gemm, gemm2, gemmt, syrk, syrk_vjp, trmm, trsm, trsm_again, makediag, extractdiag, maketrian, extracttrian, sumlogdiag, sumlogdiag_vjp,
+namespace device_shortcuts {
+extern DeviceShortcut gemm, gemm2, gemmt, syrk, syrk_vjp, trmm, trsm, trsm_again, makediag, extractdiag, maketrian, extracttrian, sumlogdiag, sumlogdiag_vjp,
     copyltu, potrf, potrf_ex, potrf_vjp, potri, potri_vjp, inverse, inverse_vjp, gesv;
 }
 
-// A shortcut of the CPU with a way beside it.
-template <auto Cpu, Way& way>
-struct WithWay;
+// A shortcut for CPU tensors, with one for tensors on a device beside it.
+template <auto Cpu, DeviceShortcut& shortcut>
+struct OnEitherDevice;
 
-template <class... Handles, nb::object (*Cpu)(Handles...), Way& way>
-struct WithWay<Cpu, way> {
+template <class... Handles, nb::object (*Cpu)(Handles...), DeviceShortcut& shortcut>
+struct OnEitherDevice<Cpu, shortcut> {
     static nb::object call(Handles... arguments) {
         PyObject* const all[] = {arguments.ptr()...};
-        return way.is_meant_for(all[0]) ? way.take(all) : Cpu(arguments...);
+        return shortcut.serves(all[0]) ? shortcut.run(all) : Cpu(arguments...);
     }
 };
 
