@@ -68,7 +68,7 @@ class ThreadLimit {
     int previous_ = 0;
 };
 
-// While alive and `wanted`, BLAS calls of this thread run on one thread: to fork costs more than a small product.
+// While alive and `wanted`, BLAS calls of this thread run on one thread: a fork takes longer than a small product.
 class OneThread : public ThreadLimit {
   public:
     explicit OneThread(bool wanted) : ThreadLimit(wanted ? 1 : 0) {}

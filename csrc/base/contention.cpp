@@ -11,17 +11,18 @@ namespace {
 
 // Time between two readings of a thread's preemptions: the reading is a system call of 0.3 microseconds.
 constexpr nanoseconds reading_pause = 5 * millisecond;
-// An older reading says nothing about the present. It covers what the thread did in between: a call of torch or LAPACK takes
-// seconds when its threads wait for cores that others use.
+// An older reading says nothing about the present. The limit is long, because a call of torch or LAPACK between two readings takes seconds
+// if its threads wait for cores that others use.
 constexpr nanoseconds oldest_reading = 30'000 * millisecond;
 
 std::atomic<bool> is_on{true};
 std::atomic<int> most{0};
-// Whether a LongLoop of this thread is alive: loops ask for threads many calls below the one that knows how long it takes.
+// Whether a LongLoop of this thread is alive. It is a thread-local because loops ask for threads many calls below the one that knows how
+// long the work takes.
 thread_local bool keeps_threads = false;
 
 #ifdef RUSAGE_THREAD
-// What the kernel has counted for the calling thread.
+// Preemptions and running time of the calling thread, as counted by the operating system.
 struct Reading {
     nanoseconds time = 0, running = 0;
     std::int64_t preemptions = 0;

@@ -29,11 +29,11 @@ constexpr nanoseconds preemption_period = 25 * millisecond;
 // `probation` after its end.
 constexpr nanoseconds shortest_retreat = 100 * millisecond, longest_retreat = 3200 * millisecond, probation = 100 * millisecond;
 
-// The decision, from what was observed. It reads no clock: times are arguments. Threads may call it at the same time; a report
-// that is lost then comes again.
+// Decides from reported observations. It reads no clock: times are arguments. Threads may call it at the same time; a report that gets lost
+// is repeated later.
 class Governor {
   public:
-    // Returns how many of `team` threads a call at time `now` should use: in a retreat one of few, and a part of many.
+    // Returns how many of `team` threads a call at time `now` should use: in a retreat one if there are few, else a part of them.
     int limit(int team, nanoseconds now) const {
         if (now >= until_.load(std::memory_order_relaxed)) return team;
         if (plan::is_few(team)) return 1;
@@ -84,7 +84,7 @@ void configure(bool retreats, int most_threads);
 // Returns the time of a clock that only goes forward.
 nanoseconds read_clock();
 
-// Returns how many of `team` threads a call should use now. From time to time it looks how often this thread was preempted.
+// Returns how many of `team` threads a call should use now. At intervals it reads how often this thread was preempted.
 int limit_threads(int team);
 
 // While alive and `is_long`, calls of this thread keep all threads in a retreat too. It is for loops with a single join and much work:

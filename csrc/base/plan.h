@@ -38,7 +38,7 @@ constexpr index_t rows_at_once = 4;
 constexpr std::size_t prefetched_item_bytes = 512;
 // A leaf reads a matrix in place if its rows are at most this many bytes apart; rows farther apart share cache sets.
 constexpr std::size_t in_place_row_bytes = 1024;
-// With at most this many rows below the pivot, all are exchanged by blending: to find the ones needed would take longer.
+// With at most this many rows below the pivot, all are exchanged by blending: finding the ones needed would take longer.
 constexpr index_t blended_rows = 4;
 
 }  // namespace lapgrad::isa
@@ -49,7 +49,7 @@ namespace lapgrad::plan {
 constexpr index_t strip_rows = 32;
 // A memory pass over fewer elements runs on the calling thread.
 constexpr index_t parallel_elements = 1 << 15;
-// Arithmetic operations that are worth handing to another thread.
+// The least number of arithmetic operations that is worth a task for another thread.
 constexpr index_t parallel_operations = 20000;
 // Multiplications from which on a product with one long side is shared among the threads.
 constexpr index_t parallel_multiplications = 1 << 18;
@@ -64,19 +64,19 @@ constexpr index_t loop_order = 16;
 // Rows of a column of the pivoted Cholesky factor that one task computes: they stay in the innermost cache while
 // the columns before it are subtracted.
 constexpr index_t pivoted_strip = 512;
-// A column of the pivoted Cholesky factor is shared among the threads if it is a sum of so many numbers: there is one fork
-// per column, and one that waits for a busy core takes as long as many columns.
+// A column of the pivoted Cholesky factor is shared among the threads if it takes at least this many operations: there is one fork per
+// column, and a fork that waits for a busy core takes as long as many columns.
 constexpr index_t pivoted_parallel_elements = 1 << 19;
 // Columns of the pivoted Cholesky factor after which the rest of the matrix is updated. Up to a part n / few_columns_share of
 // them the matrix is not updated at all.
 constexpr index_t pivoted_block = 64, few_columns_share = 8;
-// Singular values on lanes: up to this side a group of lanes takes as long as one item on LAPACK, beyond as long as so many items.
+// Singular values on lanes: up to this side a group of lanes takes as long as one item on LAPACK; above it, as long as this many items.
 constexpr index_t small_svd_side = 8, svd_group_cost = 4;
-// Operations up to which a shortcut keeps the lock of the interpreter: to release it and to take it again takes longer.
+// Up to this many operations a shortcut keeps the interpreter lock: releasing and acquiring it would take longer.
 constexpr index_t locked_operations = 50000;
 // Multiplications up to which a shortcut computes a product by the core's own kernel, and up to which it computes a batch of them.
 constexpr index_t small_product = 8000;
-// Bytes of a row of A up to which the mirrored triangle of A A' is computed, too: to copy it takes longer.
+// Up to this many bytes of a row of A both triangles of A A' are computed: copying one would take longer.
 constexpr index_t short_sum_bytes = 64;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
 constexpr index_t short_run = 64;
@@ -88,14 +88,14 @@ constexpr index_t copied_columns = 64;
 constexpr index_t width_multiple = 64;
 // Bounds of the number of columns of Q, or of an inverse, that one task computes.
 constexpr index_t smallest_inverse_slice = 64, largest_slice = 256;
-// Series of a Kalman filter are split into at most this many parts, whatever the number of threads. Gradients that series share
+// Series of a Kalman filter are split into at most this many parts, independent of the number of threads. Gradients that series share
 // are summed part by part, so that the result does not depend on the order in which threads finish.
 constexpr index_t most_kalman_parts = 16;
 // With at least this many states, series of single numbers are filtered one after the other, and not one per lane.
 constexpr index_t single_kalman_order = 6;
-// The adjoint of a single series keeps the results of all steps up to this many bytes. Longer series walk in segments.
+// The adjoint of a single series keeps the results of all steps up to this many bytes. Longer series are processed in segments.
 constexpr index_t kept_single_bytes = 32 << 20;
-// The adjoint of the Kalman filter keeps predicted moments for so many bytes, and for at least so many steps, at a time.
+// The adjoint of the Kalman filter keeps predicted moments of up to this many bytes, but of at least this many steps, at a time.
 constexpr index_t kept_moment_bytes = 1 << 19, fewest_kept_steps = 8;
 
 // Thresholds that can be set at run time: `lapgrad info` prints them, and tests set them to reach every path with small

@@ -1,4 +1,4 @@
-// What the core makes of other programs on the same cores; the class is for tests, which pass times of their own.
+// Binds the response of the core to other programs on the same cores. The class is for tests, which pass times of their own.
 #include "base/contention.h"
 #include "base/parallel.h"
 #include "bind/binding.h"

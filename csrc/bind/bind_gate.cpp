@@ -3,7 +3,7 @@
 // A call for a small matrix takes torch 2 microseconds, and the decision to leave it to torch takes longer in Python. A gate
 // takes that decision here. It reads sizes through the DLPack exchange table of the tensor type (plain C structures, so
 // nothing of torch is included), and calls torch's own kernel, or a function of lapgrad, with the arguments it was given.
-// Every call that it does not decide goes to a Python function that does.
+// All other calls go to a Python function.
 //
 // Only the stable ABI of Python is used: one wheel serves every Python from 3.12 on.
 #include <array>
@@ -59,8 +59,8 @@ int bit_length(std::int64_t number) {
     return number <= 0 ? 0 : kBits - __builtin_clzll(static_cast<unsigned long long>(number));
 }
 
-// A function of Python, taken apart if it is a method: a call with a tuple and a dictionary then reaches the function as it
-// is. Calling the method would unpack both and pack them again.
+// A Python function; a method is split into its function and object, because calling the method would unpack the tuple and the dictionary
+// of arguments and pack them again.
 struct Function {
     nb::object function;
     nb::object self;  // invalid without one
@@ -91,7 +91,7 @@ struct Function {
     }
 };
 
-// What a call of torch has to do with: set once by Python, see lapgrad.accelerate.gates.
+// What a gate needs to know: set once by Python, see lapgrad.accelerate.gates.
 struct Settings {
     nb::object read_scope;      // function: the choice of the innermost scope, or None
     nb::object process;         // its attribute `current` is the choice outside of scopes

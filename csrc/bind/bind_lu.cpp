@@ -80,7 +80,7 @@ nb::object determinant(int item_size, std::uintptr_t a, index_t a_batch, index_t
 }
 
 // gA := weight A^-T, or with `by_determinant` weight det(A) A^-T; zero for singular items. Returns (item, status) of the first singular
-// item with a nonzero weight, or None; with `by_determinant` a list of the items that the caller has to compute in another way.
+// item with a nonzero weight, or None; with `by_determinant` a list of the items that the caller has to compute by another algorithm.
 nb::object determinant_vjp(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col,
                            std::uintptr_t lu, std::uintptr_t pivots, std::uintptr_t weight, bool by_determinant,
                            std::uintptr_t g, index_t count, index_t n) {

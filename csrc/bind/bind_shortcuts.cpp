@@ -310,7 +310,7 @@ nb::object gesvd(nb::handle a) {
 nb::object gelqf(nb::handle a, nb::handle positive) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A)) return nb::none();
-    // Small matrices of a batch are wanted in rows, for the kernels of batches: Python makes the copy.
+    // The kernels for batches of small matrices need row-major items: Python makes the copy.
     if (!A.is_single && !A.is_contiguous) return nb::none();
     const index_t m = A.rows, n = A.cols, r = std::min(m, n), count = A.count;
     const NewTensor q = allocate_matrix(A, r, n), l = allocate_matrix(A, m, r);

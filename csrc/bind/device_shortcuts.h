@@ -56,7 +56,7 @@ struct DeviceShortcut {
     bool is_known = false;
     PyObject *plain = nullptr, *recorded = nullptr;  // null: this kind of call is left to Python
     bool multiplies = false;                         // has products that torch may be set to round
-    PyObject* planned = nullptr;                     // null, or launches once and says what: such calls are repeated from here
+    PyObject* planned = nullptr;                     // null, or launches once and returns the launch, which is then repeated from here
     PyObject* direct = nullptr;                      // null, or torch's functions for one matrix and for a batch, without flags
     std::unordered_map<std::string, Recipe> recipes = {};
 

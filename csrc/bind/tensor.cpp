@@ -130,7 +130,7 @@ NewTensor allocate(const TensorOperand& like, std::initializer_list<index_t> inn
     return allocate_by_method(like.tensor.ptr(), sizes);
 }
 
-// Takes the addresses that Python has found, and tries them on a tensor. Leaves none bound if that is not what was asked for.
+// Stores the addresses that Python has found, and tests them on a tensor. If the test fails, none stays bound.
 void bind_functions(nb::dict addresses) {
     torch_functions = {};
     if (!addresses.size()) return;
@@ -190,7 +190,7 @@ bool is_ordinary(nb::handle tensor) {
 bool is_wrapped(nb::handle tensor) { return !returns_false(torch_names.is_wrapper_or_sparse, tensor.ptr()); }
 
 bool read_header(nb::handle tensor, dlpack::Tensor& out) {
-    // Tensors without memory of their own, sparse ones say, raise here.
+    // Tensors without memory of their own, for example sparse ones, raise here.
     if (torch_names.describe(tensor.ptr(), &out) != 0) return PyErr_Clear(), false;
     return true;
 }
@@ -236,8 +236,8 @@ bool is_plain_eager() {
     if (const TorchFunctions& torch = torch_functions; torch.wrap)
         return !torch.is_key_included(torch.front_key) && !torch.is_key_included(torch.back_key) && torch.count_dispatch_modes() == 0 &&
                torch.count_function_modes() == 0 && !torch.is_key_included(torch.vmap_key);
-    // torch.autograd.grad(is_grads_batched=True) runs under an older vmap, whose tensors have no memory of their own. To try and read
-    // one raises an exception in torch, which takes milliseconds.
+    // torch.autograd.grad(is_grads_batched=True) runs under an older vmap, whose tensors have no memory of their own. Reading one raises an
+    // exception in torch, which takes milliseconds.
     return returns_false(torch_names.are_transforms_active) && returns_false(torch_names.count_dispatch_modes) &&
            returns_false(torch_names.count_function_modes) && returns_false(torch_names.is_older_vmap_active);
 }

@@ -1,9 +1,9 @@
 // Reads torch's tensors without torch's headers, for the shortcuts of bind_shortcuts.cpp.
 //
 // torch publishes a table of C functions (`torch.Tensor.__dlpack_c_exchange_api__`) that describe a tensor in DLPack's structures,
-// whose layout is fixed: github.com/dmlc/dlpack, version 1. What the structures do not say (does a tensor need a gradient, is a
-// transform active) is asked of torch's Python functions, which Python passes in. Tensors are allocated by the C functions that
-// torch's ahead-of-time compiler links its programs to, where Python has found them: an eighth of a microsecond instead of one.
+// whose layout is fixed: github.com/dmlc/dlpack, version 1. For what the structures do not say (whether a tensor needs a gradient, whether
+// a transform is active) torch's Python functions are called, which Python passes in. Tensors are allocated by the C functions that torch's
+// ahead-of-time compiler links its programs to, where Python has found them: an eighth of a microsecond instead of one.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -66,13 +66,13 @@ struct TensorOperand {
 // Stores torch's table and functions. Returns false if this torch has no table of version 1 with the function that is needed.
 bool bind_torch(nb::handle torch_names);
 
-// Whether shortcuts may be taken at all: no transform, mode or forward derivative is active.
+// Whether shortcuts may run at all: no transform, mode or forward derivative is active.
 bool is_plain_eager();
 
 bool is_ordinary(nb::handle object);  // a tensor or a parameter, and no other subclass
 bool requires_gradient(nb::handle tensor);
-// torch.func.vjp saves tensors that are still wrapped when a second derivative is computed, after the transform. They have no memory
-// of their own, and to try and read one raises an exception in torch, which takes milliseconds.
+// torch.func.vjp saves tensors that are still wrapped when a second derivative is computed, after the transform. They have no memory of
+// their own, and reading one raises an exception in torch, which takes milliseconds.
 bool is_wrapped(nb::handle tensor);
 // Reads the header of an ordinary tensor on any device. Returns false if it has no memory of its own.
 bool read_header(nb::handle tensor, dlpack::Tensor& out);

@@ -12,8 +12,8 @@ enum GesvdKernel { kGesvdMeasure, kGesvdWeigh, kGesvdScale };
 
 constexpr index_t kWarps = kThreads / 32;
 
-// What the rule for close values takes beside matrices: the values and their cotangents (or null), the policy with its tolerance, the
-// cell that failed items are reported to (or null), and how many rows a warp measures.
+// The arguments of the rule for close values besides matrices: the values and their cotangents (or null), the policy with its tolerance,
+// the cell that failed items are reported to (or null), and how many rows a warp measures.
 template <class T>
 struct SpectralRule {
     const T *values, *slope;

@@ -8,7 +8,7 @@
 
 namespace lapgrad {
 
-// What happens to the strict upper triangle. `scribble`: it may be overwritten, because the caller does not use it yet.
+// The content of the strict upper triangle afterwards. `scribble`: undefined, because the caller does not use it yet.
 enum class Upper { scribble, clear, mirror };
 
 // Fills the block above the diagonal from its mirror image below, or with zeros, or not at all, as `upper` says.

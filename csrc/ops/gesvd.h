@@ -154,7 +154,7 @@ void gesvd_batch(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int3
     for_items(A.count, plan::equivalent_order(k, side), on_lapack);
 }
 
-// The singular values of one item, and what the policy makes of their reciprocals and gaps.
+// The singular values of one item, and the policy's replacements of their reciprocals and of those of gaps.
 template <class T>
 struct Spectrum {
     View<const T> S;

@@ -17,8 +17,8 @@
 
 namespace lapgrad::kalman {
 
-// Whether series are computed one per lane: if at least half of the lanes are filled and the matrices stay in the cache. From some
-// order on SingleSeries, where it can be used, is faster by the entries of A that are zero.
+// Whether series are computed one per lane: if at least half of the lanes are filled and the matrices stay in the cache. From some order on
+// SingleSeries, where it can be used, is faster, because it skips the zeros of A.
 template <class T>
 bool uses_lanes(const KalmanSizes& sizes) {
     if (std::is_same_v<T, double> && sizes.observations == 1 && sizes.states >= plan::single_kalman_order) return false;

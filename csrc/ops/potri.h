@@ -89,8 +89,8 @@ void invert_serially(View<T> B, bool full) {
     finish_inversion<T>(quarters, full, false);
 }
 
-// The way down of the recursion on all threads: splits B into `parts` diagonal blocks, which do not depend on each other, and
-// appends them to `blocks`.
+// The first half of the recursion on all threads: splits B into `parts` diagonal blocks, which do not depend on each other, and appends
+// them to `blocks`.
 template <class T>
 void split_blocks(View<T> B, index_t parts, std::vector<View<T>>& blocks) {
     if (parts <= 1 || B.rows <= 2 * isa::leaf) return blocks.push_back(B);
@@ -100,7 +100,7 @@ void split_blocks(View<T> B, index_t parts, std::vector<View<T>>& blocks) {
     split_blocks<T>(quarters.m22, parts / 2, blocks);
 }
 
-// The way back up, after the blocks of split_blocks have been inverted.
+// The second half of the recursion, after the blocks of split_blocks have been inverted.
 template <class T>
 void join_blocks(View<T> B, index_t parts, bool full) {
     if (parts <= 1 || B.rows <= 2 * isa::leaf) return;

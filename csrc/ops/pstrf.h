@@ -4,7 +4,7 @@
 //                          exchange rows and columns j and p
 //                          l_jj = sqrt(d_j),   l_ij = (a_ij - sum_{m<j} l_im l_jm) / l_jj,   d_i := d_i - l_ij^2     (i > j)
 //
-// A pivot is known only after the column before it, so columns come one at a time. There are two ways to organise the sums:
+// A pivot is known only after the column before it, so columns come one at a time. The sums are organised in one of two forms:
 //
 //     few columns   Entries of A are read where they lie, when their column is wanted: n rank^2 operations, n rank numbers.
 //     blocks        A is copied and exchanged. Sums run over the columns of the current block only; after a block
@@ -103,7 +103,7 @@ index_t find_pivot(const T* d, index_t begin, index_t n) {
     return finite ? best : -1;
 }
 
-// What a factorisation works on: the diagonal d of what is left of A, the order of its rows, and the columns F (n x width,
+// The state of a factorisation: the diagonal d of what is left of A, the order of its rows, and the columns F (n x width,
 // column-major) of the current block with one row of them.
 template <class T>
 struct PivotedState {

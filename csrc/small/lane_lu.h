@@ -3,7 +3,7 @@
 //
 // Each lane has its own pivot row, so rows are exchanged by blending: at most W rows below the diagonal take part.
 
-// What the elimination returns for each lane besides the factors.
+// Results of the elimination for each lane, besides the factors.
 template <class T>
 struct Elimination {
     LaneMask<T> origin[lane_limit];  // which row of A is now row k

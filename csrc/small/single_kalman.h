@@ -292,7 +292,7 @@ class SingleSeries {
                 store(Pf + i * ld + j, load(P + i * ld + j) - factor * load(d + j) * scale);
         }
         if (R * over > 1e-4) return;
-        // Pf B' is k R, which is small here, and a difference of what is large. Joseph's update makes it right.
+        // Pf B' = k R is small here, but a difference of large numbers. Joseph's form of the update keeps its digits.
         for (index_t j = 0; j < ld; j += W) {
             Vec sum = S::fill(R) * load(k + j);
             for (index_t e = 0; e < seen_count_; ++e) sum -= S::fill(b[e]) * load(Pf + seen[e] * ld + j);

@@ -22,7 +22,7 @@ from lapgrad._torch.precision import in_full_precision
 
 @on_its_device
 def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, int] | None:
-    """Same as in ``_kernels.torch``, but the diagonal of L is positive with either flag: Cholesky factors have such."""
+    """Same as in ``_kernels.torch``, but the diagonal of L is positive with either flag."""
     if _gelqf_batch.serves(A):
         return _gelqf_batch.gelqf(L, Q, A, True)
     if _gelqf_wide.serves(A):

@@ -21,7 +21,10 @@ from lapgrad._kernels.torch import trsm as _fallback
 def solve(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool, checked: bool
 ) -> tuple[int, int] | None:
-    """Same as in ``_kernels.torch``; not ``checked``: no pivot of L is 0, X is not A, and the host does not wait."""
+    """Same as ``trsm`` of ``_kernels.torch``.
+
+    Not ``checked``: no pivot of L is 0, X is not A, and the host does not wait.
+    """
     if _trsm_batch.serves(L, A):
         return _trsm_batch.trsm(X, L, A, lower, transpose, rightside, checked)
     items, n = L.shape[:-2].numel(), L.shape[-1]

@@ -23,7 +23,7 @@ Planned = tuple[Tensor, Launch]
 def run_planned(
     plan: Callable[..., Planned | None], *arguments: Any
 ) -> tuple[Tensor, int, tuple[int, ...], int, int, tuple[int | float, ...]] | None:
-    """Runs a planned shortcut. Returns the result, and kernel, grid, threads, bytes, arguments of its launch."""
+    """Run a planned shortcut; return the result, and kernel, grid, threads, bytes, arguments of a launch."""
     made = plan(*arguments)
     if made is None:
         return None

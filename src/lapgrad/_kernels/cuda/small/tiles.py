@@ -33,7 +33,7 @@ _TYPES = {torch.float32: "float", torch.float64: "double"}
 def pack_rule(
     values: Tensor, slope: Tensor | None, degeneracy: str, tol: float, status: _items.DeferredStatus | None
 ) -> tuple[tuple[Any, ...], Any]:
-    """What the core takes: (values, slopes, policy, tolerance, cell, rows of a warp), and a mailbox or 0."""
+    """Arguments of the core: (values, slopes, policy, tolerance, cell, rows of a warp); a mailbox, or 0."""
     share = WARP_ROWS if values.numel() >= _thresholds.SPECTRAL_VJP_MANY_ROWS else 1
     policy = POLICY_NUMBERS[degeneracy]
     cell, mailbox = (None, 0) if status is None else (status.cell, status.mailbox)

@@ -16,7 +16,7 @@ __all__ = ["serves", "trsm"]
 def trsm(
     X: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool, checked: bool = True
 ) -> tuple[int, int] | None:
-    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts; not ``checked``: no pivot of L is 0."""
+    """Same as in ``_kernels.torch``, for operands that ``serves`` accepts. Not ``checked``: no pivot is 0."""
     target = view_batch(X)
     if target is None:
         return _fallback.trsm(X, L, A, lower, transpose, rightside)
