@@ -43,8 +43,8 @@ _MARGIN = 0.95
 #: What --check allows: "never more than 5 % and 3 microseconds slower".
 _ALLOWED_RATIO, _ALLOWED_SECONDS = 1.05, 3e-6
 
-#: What recording a call may cost more than that, as a part of what the gradient gains: taking the call pays
-#: if a backward follows at least every second time.
+#: Recording a call may cost this part of what the gradient gains on top of that: taking the call pays if a
+#: backward follows at least every second time.
 _PART_OF_GAIN = 0.5
 
 
@@ -245,7 +245,7 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
         return [0] * registry.BUCKETS
     row: list[int] = []
     for position in range(registry.BUCKETS):
-        # In the middle between the orders that share the entry.
+        # The order in the middle of those that share the entry.
         n = max(1, round(0.75 * 2**position))
         least = 0
         measured = False
@@ -284,7 +284,7 @@ def _ratio(
 ) -> float:
     """Return lapgrad's time divided by torch's, with overrides installed for both.
 
-    Of the fast samples: what other programs on the machine take comes on top of the time of a call.
+    Computed from the fast samples: other programs on the machine only add to the time of a call.
     """
     of_lapgrad, of_torch = _time_both(arguments, case, items, n, dtype, kind, longer)
     ratio = of_lapgrad / of_torch

@@ -29,7 +29,7 @@ _WARM_UP = 300
 
 
 class Evaluation(NamedTuple):
-    """What one evaluation of value and gradient took, on this process.
+    """Times and results of one evaluation of value and gradient, on this process.
 
     Attributes:
         seconds: All of it.

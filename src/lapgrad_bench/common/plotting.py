@@ -32,7 +32,7 @@ def make_figure(width: float, height: float) -> Figure:
 
 
 def choose_sizes(sizes: Iterable[float], least_gap: float = 0.13) -> list[float]:
-    """Return the sizes whose labels have room on a logarithmic axis, in ascending order.
+    """Return the sizes whose labels fit on a logarithmic axis, in ascending order.
 
     Args:
         sizes: Positive numbers.
@@ -52,7 +52,7 @@ def choose_sizes(sizes: Iterable[float], least_gap: float = 0.13) -> list[float]
 
 
 def label_sizes(axis: Axis, sizes: Iterable[float]) -> None:
-    """Set the ticks of a logarithmic axis to the sizes that were measured, as far as labels have room."""
+    """Set the ticks of a logarithmic axis to the sizes that were measured, as far as labels fit."""
     from matplotlib.ticker import NullLocator
 
     chosen = choose_sizes(sizes)

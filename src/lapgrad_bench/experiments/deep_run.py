@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LOOK_EVERY = 100
 #: Seconds between two checkpoints.
 KEEP_EVERY = 60.0
-#: Test images between two looks at whether to stop.
+#: Test images between two checks whether to stop.
 TEST_PART = 500
 _CHECKPOINT = "a checkpoint of this experiment"
 
@@ -73,9 +73,9 @@ class Limits:
         steps: None: no limit.
         seconds: Of learning, in all runs that a checkpoint has seen; None: no limit.
         samples: Of latent variables per test image, in the end.
-        refine: Steps of q(h_1 | y) of each test image on the bound before; the test without is done, too.
-        tests: Test images that are used.
-        test_every: Seconds between two tests on the way (few samples, few images); infinity: none.
+        refine: Steps that improve q(h_1 | y) of each test image on the bound before the test; a test without
+        them is made, too. tests: Test images that are used. test_every: Seconds between two tests during
+        training (few samples, few images); infinity: none.
     """
 
     steps: int | None
@@ -169,7 +169,7 @@ class Run:
             nonlocal stopped
             self.state = self.model.training_state()
             row = self._make_row(elbo=-loss + self.scaling.nats)
-            if step > self.settings.annealing:  # Before the end of the annealing it is no bound.
+            if step > self.settings.annealing:  # Before the annealing has ended, the loss is not a bound.
                 self.rows.append(row)
             now = time.monotonic()
             if now > self.tested + self.limits.test_every:

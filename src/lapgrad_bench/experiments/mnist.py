@@ -66,12 +66,11 @@ def load_images(part: Part, folder: str | os.PathLike[str] | None = None) -> Ten
 
 @dataclass(frozen=True)
 class Scaling:
-    """The map y = (x - shift) / scale from pixels x in [0, 1] to what a model sees.
+    """The map y = (x - shift) / scale from pixels x in [0, 1] to the data of a model.
 
     Attributes:
         kind: One of ``PREPROCESSINGS``.
-        shift: What is subtracted from all pixels.
-        scale: What all pixels are divided by.
+        shift: Subtracted from all pixels. scale: Divides all pixels.
     """
 
     kind: str
@@ -96,7 +95,7 @@ class Scaling:
         return cls(kind, float(unit.mean()), float(unit.std(correction=0)))
 
     def apply(self, images: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-        """Return images (n, 784) of bytes as a model sees them; ``seed`` is the seed of u."""
+        """Return images (n, 784) of bytes as data of a model; ``seed`` is that of the uniform noise u."""
         values = images.to(dtype)
         if self.kind == "dequantised":
             source = torch.Generator().manual_seed(seed)
@@ -104,7 +103,7 @@ class Scaling:
         return (values / 255.0 - self.shift) / self.scale
 
     def undo(self, values: Tensor) -> Tensor:
-        """Return what a model sees as pixels, clamped to [0, 1]."""
+        """Return data of a model as pixels, clamped to [0, 1]."""
         return (values * self.scale + self.shift).clamp(0.0, 1.0)
 
     @property

@@ -14,7 +14,7 @@ CITATION = "Seeger et al., Auto-Differentiating Linear Algebra, arXiv:1710.08717
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean over folds and its standard deviation, and whether more of it is better."""
+    """A mean over folds and its standard deviation, and whether larger values are better."""
 
     mean: float
     deviation: float

@@ -5,7 +5,7 @@ learned together on minibatches, by Adam, and by natural gradients for q(u). The
 density of the 10,000 test images, 784 pixels in [0, 1] with Gaussian noise, in nats, by importance sampling
 with 1000 samples of the latent variables. With --preprocessing the model learns from pixels in other units;
 the figures stay in those of [0, 1]. The paper does not say how many inducing inputs its figures took
-(--inducing). Checkpoints are written on the way: --resume continues an interrupted run.
+(--inducing). Checkpoints are written during training: --resume continues an interrupted run.
 """
 
 from __future__ import annotations

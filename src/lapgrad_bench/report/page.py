@@ -28,7 +28,7 @@ from lapgrad_bench.report.sources import KINDS, Group, Problem, Run, group_runs
 
 
 class _Section(Protocol):
-    """What the page asks of the module of a kind of results."""
+    """The functions that the module of each kind of results has to have."""
 
     @property
     def TITLE(self) -> str: ...  # noqa: N802

@@ -229,7 +229,7 @@ def plot_fractions(fractions: Mapping[str, Mapping[str, float]], title: str) -> 
 
 
 def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
-    """Return a name that has room in a plot: a long one loses its end.
+    """Return a name that fits into a plot: a long one loses its end.
 
     Example:
         >>> shorten("linalg.solve_psd", longest=8)

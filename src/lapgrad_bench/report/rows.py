@@ -60,7 +60,7 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes without their names."""
+        """The sizes as numbers."""
         return tuple(int(size) for _, size in self.sizes)
 
     @property

@@ -47,7 +47,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a results file says of its machine; a fact that is not there is an empty text."""
+    """The facts about a machine in a results file; one that is missing is an empty text."""
 
     facts: dict[str, Any]
     on_gpu: bool = False
@@ -117,7 +117,7 @@ class Group:
 
     Attributes:
         letter: A, B, ... where a page has several groups, else empty.
-        title: the machine, and what tells the group from others on the same one.
+        title: the machine, and what distinguishes the group from others on the same machine.
     """
 
     kind: str

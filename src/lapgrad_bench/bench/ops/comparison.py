@@ -1,6 +1,6 @@
 """Compares two results files of operators: what got slower, what got faster.
 
-The speed of a machine changes from day to day, and with what else runs on it. So the comparison is not in
+The speed of a machine changes from day to day, and with the other programs on it. So the comparison is not in
 seconds but in costs: seconds times the rate of torch.mm in the same run, the flops of a matrix product that
 takes as long as the call.
 """

@@ -163,7 +163,7 @@ def describe_duration(items: Sequence[Item], seconds: float, budget: Budget) -> 
     """
     expected = _OVERHEAD * seconds * sum(len(item.phases) for item in items)
     if budget.is_limited:
-        # The case that is under way when the budget is spent is finished, or given up.
+        # The case that is running when the budget is spent is finished, or given up.
         return f"{len(items)} cases, at most {format_duration(budget.seconds + _QUICK_PATIENCE)}"
     return f"{len(items)} cases, about {format_duration(expected)}"
 

@@ -68,7 +68,7 @@ def _split_by_panel(compared: Sequence[Comparison]) -> tuple[list[str], list[lis
 def _plot_map(title: str, own: Sequence[Comparison]) -> plots.Plot:
     figure, axes = plots.make_panel()
     heatmaps.draw_map(axes, plots.shorten(title), own)
-    # There is no room for two labels beside the long names of the rows; the heading says what they are.
+    # Two axis labels do not fit beside the long names of the rows; the heading explains the axes.
     axes.set_ylabel("")
     return plots.Plot(figure, f"{title}: {summary.describe_share(own)}.")
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda.runtime.items import view_batch
+from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._kernels.cuda.small import packing as _packing
 from lapgrad._kernels.cuda.small import sumlogdiag as _sumlogdiag
-from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._torch.layout import allocate_like
 
 

@@ -19,9 +19,9 @@ from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.large import triangular_solve as _solve
 from lapgrad._kernels.cuda.runtime.items import view_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 from lapgrad._kernels.cuda.small import triangular as _triangular
-from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._torch.layout import allocate_like
 
 

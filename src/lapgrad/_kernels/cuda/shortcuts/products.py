@@ -14,11 +14,11 @@ from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime.items import view_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
+from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._kernels.cuda.small import products as _small
 from lapgrad._kernels.cuda.small.packing import plan_mirror
 from lapgrad._kernels.cuda.small.triangular import plan_application
 from lapgrad._kernels.cuda.small.triangular import serves as serves_triangles
-from lapgrad._kernels.cuda.shortcuts.planned import Planned
 from lapgrad._torch.layout import allocate_like
 
 
