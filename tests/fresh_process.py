@@ -1,4 +1,4 @@
-"""Python in a process of its own: for what is decided at import, and what is measured of a whole process."""
+"""Runs Python in a process of its own, for decisions at import and measurements of whole processes."""
 
 from __future__ import annotations
 

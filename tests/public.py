@@ -25,7 +25,7 @@ _FOUND: dict[str, Callable[..., Any]] = {
 #: tensors; these have tests of their own (the file is named here), and benchmarks time them as models.
 OF_A_KERNEL: dict[str, str] = {"fused.sgp_nll": "models/gp/test_sgp_nll.py"}
 
-#: torch's functions under torch's names: the judge is torch itself (accelerate/test_linalg.py).
+#: torch's functions under torch's names; they are compared with torch's own (accelerate/test_linalg.py).
 IN_TORCH_TERMS: dict[str, Callable[..., Any]] = {
     f"linalg.{name}": getattr(lapgrad.linalg, name) for name in lapgrad.linalg.IN_TORCH_TERMS
 }

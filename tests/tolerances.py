@@ -25,9 +25,9 @@ INDUCING = 1e6
 #: of 0.05: 2e10 units, or 4e-6, are seen far from the data.
 OF_JITTER = 1e11
 
-#: Gradients of the bound with a noise of 1e-5 and a jitter of 1e-8: two ways of
-#: solving differ by up to 3e9 units in the gradient of the kernel's variance, whose terms cancel. (With
-#: products by an inverse in place of solves: 1e13.)
+#: Gradients of the bound with a noise of 1e-5 and a jitter of 1e-8: two orders of the same solves differ by
+#: up to 3e9 units in the gradient of the kernel's variance, whose terms cancel. (With products by an inverse
+#: in place of solves: 1e13.)
 LITTLE_NOISE = 3e10
 
 #: The same sums over rows, added up in another order by several processes, and a dozen steps of an optimiser
@@ -145,8 +145,8 @@ def of_order(n: int) -> float:
     Units of eps, relative to the largest entry of the result. A backward stable algorithm returns what is
     exact for operands that differ by about eps times their largest entry, and the condition number makes 10
     units of that. Sums of n products add n roundings of random sign, which grow with sqrt(n), once in the
-    operator and once in its reference; 8 units are the most that is seen at n = 257. What amplifies rounding
-    by more, eigenvectors with small gaps say, multiplies this by ``OperatorCase.condition``.
+    operator and once in its reference; 8 units are the most that is seen at n = 257. Operators that amplify
+    rounding by more (eigenvectors with small gaps, for example) multiply this by ``OperatorCase.condition``.
     """
     return 10.0 + 2.0 * math.sqrt(n)
 

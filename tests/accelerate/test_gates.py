@@ -1,4 +1,4 @@
-"""Gates pass calls on to torch that the Python kernels would pass on, too, and no others."""
+"""Gates pass on to torch exactly the calls that the Python kernels would pass on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def overrides_removed() -> Iterator[None]:
 
 
 def make_gate(route: Route, counts: Counts, records: bool = False) -> Any:
-    """A gate that says where a call goes: "compute", "record" or "decide"."""
+    """Return a gate that records where a call goes: "compute", "record" or "decide"."""
     by_torch = gates.TorchKernels(
         lambda *_, **__: "compute", KEYS.keyset, (lambda *_, **__: "record") if records else None, None
     )
@@ -81,7 +81,7 @@ def test_gates_decide_as_the_python_kernels_do(operator: str) -> None:
                     options = {"upper": False} if operator == "linalg_solve_triangular" else {}
                     reason = judge(choice, False, arguments, options)
                     went = gate(*arguments, **options)
-                    # Batches that lapgrad may have to take are decided in Python, whatever comes of it.
+                    # Batches that lapgrad may have to take are always decided in Python.
                     is_left_to_python = (
                         route.safe_order is not None and A.dim() > 2 and min(A.shape[-2:]) > route.safe_order
                     )
@@ -224,7 +224,7 @@ def test_recorded_calls_for_small_matrices_are_taken() -> None:
 
 
 def test_modes_and_transforms_see_torchs_operators() -> None:
-    """A gate must not skip what stands between the Autograd key and the kernel."""
+    """A gate must not skip modes and transforms between the Autograd key and the kernel."""
     seen: list[str] = []
 
     class Recording(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""lapgrad.linalg under torch's names: torch's own samples say what it has to return."""
+"""lapgrad.linalg under torch's names returns what torch returns for torch's own samples."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(OTHER_GRADIENTS))
 def test_gradients_that_are_not_those_of_torch(name: str) -> None:
-    """Those of differences, through the structure that the matrix has."""
+    """They are those of finite differences within the structure of the matrix."""
     for sample in draw_samples(SAMPLES[name], requires_grad=True, most=2):
         operands, rebuild = differentiable(sample)
         upper = sample.kwargs.get("upper", False)
@@ -152,7 +152,7 @@ def test_failures_are_those_of_torch(name: str, batch: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_signatures_are_those_of_torch(name: str) -> None:
-    """torch's functions have none that Python can read: the first line of their docstring has it."""
+    """torch's functions have no signature that Python can read, so it is read from their docstring."""
     own = getattr(torch.linalg, name, None) or getattr(torch, name)
     head = (own.__doc__ or "").strip().splitlines()[0]
     parameters = inspect.signature(getattr(linalg, name)).parameters

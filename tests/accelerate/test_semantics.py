@@ -1,4 +1,4 @@
-"""What torch promises and its samples do not show: failures, partial results, NaN, degenerate spectra."""
+"""Behaviour of torch that its samples do not cover: failures, partial results, NaN, degenerate spectra."""
 
 from __future__ import annotations
 

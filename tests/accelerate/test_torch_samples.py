@@ -1,4 +1,4 @@
-"""torch's own samples of its linear algebra, with lapgrad's kernels behind it and without: the same."""
+"""torch's linear algebra returns the same for torch's own samples with and without lapgrad's kernels."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_gradients(name: str) -> None:
             if of_torch is None:
                 continue
             if name in SYMMETRIC and operand.shape[-1] == operand.shape[-2]:
-                # Of a matrix whose one triangle is read, torch returns half of the gradient or all of it.
+                # If only one triangle of a matrix is read, torch's gradient of it is either halved or not.
                 of_torch = of_torch + of_torch.mT
                 of_lapgrad = of_lapgrad + of_lapgrad.mT
             assert_close(of_lapgrad, of_torch, HIGHER_ORDER)

@@ -1,4 +1,4 @@
-"""Benchmarks: every operator has a case, like is compared with like, the command tells what was measured."""
+"""Benchmarks: every operator has a case, libraries compute the same, and the command prints the results."""
 
 import json
 import time

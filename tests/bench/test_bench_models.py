@@ -1,4 +1,4 @@
-"""`lapgrad bench models`: like is compared with like, in turns, and what was measured is written."""
+"""`lapgrad bench models`: libraries compute the same, are timed in turns, and results are written."""
 
 from __future__ import annotations
 

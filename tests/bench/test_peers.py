@@ -36,7 +36,7 @@ def small_yardstick(monkeypatch):
 
 @pytest.fixture
 def fake_jax(monkeypatch):
-    """A JAX that the worker finds, in the Python of the tests; returns what says how it fails."""
+    """A fake JAX in the Python of the tests; returns a function that sets how it fails."""
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     return lambda trouble: monkeypatch.setenv("FAKE_JAX", trouble)
 

@@ -53,7 +53,7 @@ class OpenPage:
 
 
 def make_wide_results() -> Results:
-    """Return results that need room: five libraries, many sizes close together, operators with long names."""
+    """Return results that need much space: five libraries, many close sizes, operators with long names."""
     results = sample_results.ops()
     results.machine = sample_results.machine(cpu={"model": "Wide CPU", "cores": 4})
     square = [row for row in results.rows if row["shape"] == [64, 64]]
@@ -303,7 +303,7 @@ LIGHTNESS = """[...document.querySelectorAll('.plot path, .plot use')]
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast(desktop: OpenPage, scheme: Any) -> None:
-    """Of all text, at least 4.5 : 1, as WCAG 2 asks for; lines of plots are dark on white, light on black."""
+    """Text has a contrast of at least 4.5 : 1 (WCAG 2); lines of plots are dark on white, light on black."""
     desktop.page.emulate_media(color_scheme=scheme)
     background = desktop.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
@@ -320,6 +320,6 @@ def test_it_can_be_printed(desktop: OpenPage) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_still_nothing_complains(pages: dict[int, OpenPage], width: int) -> None:
-    """After everything else was tried."""
+    """There are no messages and no requests after all other tests."""
     assert not pages[width].complaints
     assert len(pages[width].requests) == 1

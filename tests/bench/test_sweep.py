@@ -21,7 +21,7 @@ def first_cases(seed, count, **options):
 
 
 def sweep(*options):
-    """Measures in this process, where a test can put something else in place of what is measured."""
+    """Run the command in this process, so that tests can replace what is measured."""
     small = ["--call-seconds", "0.001", "--seconds", "60"]
     return cli.main(["bench", "sweep", "--give-up", "0", *small, *map(str, options)])
 

@@ -1,4 +1,4 @@
-"""What hangs or crashes in a benchmark costs one figure: it is named, and the run goes on."""
+"""A call that hangs or crashes in a benchmark costs one figure: it is named, and the run goes on."""
 
 import dataclasses
 import os

@@ -24,7 +24,7 @@ START = 10**15
 
 
 def contended_governor(now: int = START) -> object:
-    """After two late joins; the second one at ``now``."""
+    """Return a governor that has seen two late joins, the second one at ``now``."""
     governor = _cpu.core.Governor()
     governor.report_join(now - MS, MS // 10, 3 * MS)
     governor.report_join(now, MS // 10, 3 * MS)

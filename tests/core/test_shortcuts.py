@@ -188,7 +188,7 @@ def test_results_are_those_of_the_python_code(
 
 @pytest.fixture
 def without_functions_of_torch() -> Iterator[None]:
-    """While active, tensors are allocated, and surroundings looked at, by functions of Python."""
+    """While active, tensors are allocated, and modes are checked, by Python functions."""
     names = find_names_for_shortcuts()
     assert names is not None
     try:
@@ -211,7 +211,7 @@ def test_without_the_c_functions_of_torch(
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_tensors_like_any_other(name: str, served: list[str]) -> None:
-    """One owner, memory that torch may resize and frees, and no record of how they came to be."""
+    """Results have one owner, memory that torch can resize and free, and no autograd history."""
     function, make, _ = CASES[name]
     result = function(*make(6, 6))
     one = result[0] if isinstance(result, tuple) else result
@@ -227,7 +227,7 @@ def test_results_are_tensors_like_any_other(name: str, served: list[str]) -> Non
 
 
 def test_memory_of_results_is_freed() -> None:
-    """Ten thousand results of 80 kB: one that were kept in a hundred would add 8 MB."""
+    """Compute ten thousand results of 80 kB: if one in a hundred were kept, 8 MB would be lost."""
     d = general(100)
     lapgrad.makediag(d)
     before = read_resident_bytes()

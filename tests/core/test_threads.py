@@ -1,4 +1,4 @@
-"""Threads: one pool, PyTorch's, of the size that it says; calls from many threads at once; no GIL held."""
+"""Threads: PyTorch's pool is the only one; calls from many threads at once; the GIL is released."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_results_do_not_depend_on_the_number_of_threads(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_calls_from_many_threads(count: int) -> None:
-    """Every thread has its own scratch: lanes, leaves, panels and BLAS meet in all combinations."""
+    """Every thread has its own scratch memory: lanes, leaves, panels and BLAS run at the same time."""
     sizes: tuple[tuple[int, tuple[int, ...]], ...] = ((9, (30,)), (31, ()), (100, ()), (160, (2,)))
     work = [
         (OPERATORS[name], sample(name, n, {}, batch=batch).args, n) for name in FLAGS for n, batch in sizes
@@ -106,7 +106,7 @@ def test_calls_from_many_threads(count: int) -> None:
 
 @pytest.mark.parametrize("name", ["potrf", "trsm", "trmm", "syrk", "gemmt"])
 def test_gil_is_released(name: str) -> None:
-    """While one thread is inside a kernel, another one goes on and notes moments amid the call."""
+    """While one thread is inside a kernel, another one runs and records times during the call."""
     torch.set_num_threads(1)
     args = sample(name, 1200, {}).args
     moments: list[float] = []

@@ -1,6 +1,6 @@
 """Kernels of ``_kernels/cuda/kernels`` compiled for the CPU: see ``emulation/cuda_on_cpu.h``.
 
-Their accesses to memory are watched, as ``emulation/watched_memory.h`` says; a fault is an exception.
+Their accesses to memory are checked (``emulation/watched_memory.h``); a fault raises an exception.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the GPU algorithms of ``lapgrad._kernels.cuda`` and csrc/gpu on CPU tensors, where there is no GPU.
 
-cuBLAS is stood in for by its definition in NumPy, kernels are emulated. What is left of the real thing is
-what lapgrad adds: the order of the blocks, the flags, and the addresses and strides that are handed on.
+cuBLAS is replaced by its definition in NumPy, and kernels are emulated. So the tests cover what lapgrad adds:
+the order of the blocks, the flags, and the addresses and strides that are passed on.
 """
 
 from __future__ import annotations

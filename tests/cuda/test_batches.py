@@ -1,4 +1,4 @@
-"""Batches as the operators hand them over: any leading dimensions, any memory; failures are read back."""
+"""Batches as operators pass them: any leading dimensions and strides; failures are read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``make test-cuda-sanitize`` launches on a GPU, emulated: every kernel, its accesses watched."""
+"""Every kernel of ``make test-cuda-sanitize``, emulated on the CPU, with its memory accesses checked."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_more_items_than_a_launch_can_have(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_one_matrix_is_factorised_with_few_launches(lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it leaves to the general path: failures, and a NaN in the triangle that does not count."""
+    """Only failures, and a NaN in the triangle that is not read, are left to the general path."""
     A = make_positive_definite(150)
     L, wanted = torch.full_like(A, torch.nan), torch.linalg.cholesky(A, upper=not lower)
     monkeypatch.setattr(_thresholds, "POTRF_ALONE", 150)

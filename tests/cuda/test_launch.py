@@ -1,4 +1,4 @@
-"""Launches through the compiled core: what the driver is handed is what was asked for.
+"""Launches through the compiled core: the driver gets the arguments that were passed.
 
 The driver is a stand-in that runs the emulated kernel, or notes what it was told.
 """

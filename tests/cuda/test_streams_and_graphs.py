@@ -1,4 +1,4 @@
-"""Streams, threads, CUDA graphs, host synchronisation: what only a device can show."""
+"""Streams, threads, CUDA graphs and host synchronisation, which need a device."""
 
 from __future__ import annotations
 

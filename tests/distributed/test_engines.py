@@ -1,4 +1,4 @@
-"""How engines are found and loaded, and what is said if they are not there."""
+"""How engines are found and loaded, and the errors if they are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files: what is read, and what is said about files that are missing or broken."""
+"""Data files: what is read, and the errors for files that are missing or broken."""
 
 from __future__ import annotations
 

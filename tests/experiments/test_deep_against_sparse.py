@@ -1,4 +1,4 @@
-"""`lapgrad reproduce deep_gp_regression`: both models on the same splits, left and taken up again."""
+"""`lapgrad reproduce deep_gp_regression`: both models on the same splits, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_both_models_see_the_same_split(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_left_and_taken_up_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was there stays, what was under way starts anew, and the figures are those of one run."""
+    """Finished models are kept, an unfinished one starts again, and the figures are those of one run."""
     assert run_command("--output", "whole.json") == 0
     learned, asked = experiment.learn_case, 0
 

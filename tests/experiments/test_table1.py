@@ -1,4 +1,4 @@
-"""`lapgrad reproduce table1`: runs that are left and taken up, side by side, and the paper beside them."""
+"""`lapgrad reproduce table1`: interrupted and resumed runs, folds in parallel, comparison with the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lapgrad reproduce table2`: digits from files, runs that are left and taken up, files of results."""
+"""`lapgrad reproduce table2`: digits from files, runs that are interrupted and resumed, files of results."""
 
 from __future__ import annotations
 

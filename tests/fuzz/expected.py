@@ -1,4 +1,4 @@
-"""What is expected of a call, and how sensitive it is: the reference in float64, at the operands and near."""
+"""Expected results of a call and their sensitivity, by the reference in float64 at and near the operands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Part:
     by_rows: bool
 
     def size(self) -> Tensor:
-        """What errors of an entry are relative to, for each entry: its value and its sensitivity.
+        """The unit of errors for each entry, from its value and its sensitivity.
 
         Not of the entry alone, whose sensitivity may vanish in the few directions tried. For results, the
         largest of its row or that of its column, whichever is smaller. For gradients the largest of the

@@ -1,4 +1,4 @@
-"""The fuzz: a short fixed run over every operator, and proofs that it notices what it is for."""
+"""The fuzz: a short fixed run over every operator, and checks that it notices faults."""
 
 from __future__ import annotations
 

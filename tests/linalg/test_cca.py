@@ -1,4 +1,4 @@
-"""linalg.cca: what canonical variates are, against the generalised eigenproblem, and what is refused."""
+"""linalg.cca: properties of canonical variates, the generalised eigenproblem, and errors."""
 
 from __future__ import annotations
 

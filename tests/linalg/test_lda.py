@@ -1,4 +1,4 @@
-"""linalg.lda: against the generalised eigenproblem and scikit-style definitions, and what is refused."""
+"""linalg.lda: against the generalised eigenproblem and scikit-style definitions, and errors."""
 
 from __future__ import annotations
 

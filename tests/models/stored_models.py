@@ -75,7 +75,7 @@ def series() -> Tensor:
 
 X, Y_ONE, Y_TWO = normal(6, 2), normal(6, seed=1), normal(6, 2, seed=2)
 
-#: Of every class, and of every kind of part that a description can have.
+#: Models of every class, with every kind of part that a description can have.
 MODELS: Mapping[str, Callable[[], StoredModel]] = {
     "blr": lambda: BayesianLinearRegression(X, Y_TWO, PolynomialFeatures(2), ard=True, normalise=True),
     "blr_fourier": lambda: BayesianLinearRegression(

@@ -1,7 +1,7 @@
 """CUDA graphs, emulated on the CPU: every operation of a call on a tape, to be repeated on the same tensors.
 
-A replay computes each operation anew from what stands in its operands then, and writes the results to where
-they were in the first place. Numbers that were Python's at the time stay what they were, as in a graph.
+A replay repeats each operation with the present numbers in its operands, and writes the results to the same
+memory. Python numbers keep the values of the recording, as in a graph.
 """
 
 from __future__ import annotations

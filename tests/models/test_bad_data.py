@@ -1,4 +1,4 @@
-"""Data that models meet: what cannot be learned from is named, what can be gives the right answer."""
+"""Bad data: errors name what cannot be learned from, and unusual but valid data give the right answer."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_failures_restore_parameters_in_their_places(taped: Callable[..., TapeRe
 
 
 def test_states_are_those_of_their_looks() -> None:
-    """Later steps, and fits that resume from a state, do not change it."""
+    """Later steps, and fits that resume from a state, do not change that state."""
     model, states = make_unsupervised(), list[dict[str, Any]]()
 
     def averages(state: dict[str, Any]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The recorder of CUDA graphs with a torch.cuda that only takes notes: what is done, and what is undone.
+"""The recorder of CUDA graphs with a torch.cuda that only records calls: what is done, and what is undone.
 
 ``tests/cuda/models/test_graphs_of_fits.py`` has the real one.
 """

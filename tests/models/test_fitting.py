@@ -42,7 +42,7 @@ class Valley(Model):
 
 
 class Edge(Valley):
-    """Undefined for a >= 1, in a way the user chooses; the minimum of a is at 0.9."""
+    """A loss that fails for a >= 1 as the user chooses; its minimum is at a = 0.9."""
 
     def __init__(self, beyond: Callable[[Tensor], Tensor], start: float = -50.0) -> None:
         super().__init__((start, 0.0))

@@ -1,4 +1,4 @@
-"""What all models share: summaries, results of one line, and attributes that do not exist."""
+"""The interface of all models: summaries, results of one line, and errors for unknown attributes."""
 
 from __future__ import annotations
 

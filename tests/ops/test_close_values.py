@@ -121,7 +121,7 @@ def test_projectors_onto_the_largest(k: int) -> None:
 @pytest.mark.parametrize("path", ["default", "no lanes", "fallback"])
 @pytest.mark.parametrize("gap", [1e-11, 1e-8, 1e-6])
 def test_single_vectors_keep_their_gradient(gap: float, path: str) -> None:
-    """A loss that tells the vectors apart has a gradient of 1 / gap; beside it, one that does not."""
+    """A loss of single vectors has a gradient of 1 / gap; one of their space, in the same batch, has not."""
     n, group = 6, 3
     W = draw_weights(n)
     A = torch.stack([make_symmetric(n, group, gap, torch.float64, seed=i) for i in range(4)])

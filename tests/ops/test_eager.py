@@ -1,4 +1,4 @@
-"""What surrounds a call in eager mode: modes, hooks, checkpoints, threads, autocast, subclasses."""
+"""Eager calls under modes, hooks, checkpoints, threads and autocast, and with subclasses."""
 
 from __future__ import annotations
 

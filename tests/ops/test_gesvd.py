@@ -363,7 +363,7 @@ def test_the_warning_reaches_compiled_and_mapped_code() -> None:
 
 
 def test_policies() -> None:
-    """A pair at a distance of 1e-6: what each policy makes of it, with a tolerance on either side."""
+    """The gradient of each policy for a pair at a distance of 1e-6, with a tolerance on either side."""
     A = torch.diag(torch.tensor([2.0, 1.0 + 1e-6, 1.0], dtype=torch.float64, device=DEVICE)).requires_grad_()
 
     def gradient(policy: str, tol: float) -> Tensor:

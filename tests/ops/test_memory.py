@@ -175,13 +175,13 @@ def _list_tensors(result: Any) -> list[Tensor]:
 
 @functools.cache
 def _measure_in_a_fresh_process() -> dict[str, dict[str, tuple[float, float]]]:
-    """In address space, which nothing but the process itself changes (see ``measure_mapped_bytes``)."""
+    """Measure address space, which only the process itself changes (see ``measure_mapped_bytes``)."""
     code = "import json, test_memory; print(json.dumps(test_memory.measure()))"
     return json.loads(output(code, **EVERY_BUFFER_MAPPED))
 
 
 def _get_measurement(name: str, phase: str) -> tuple[float, float]:
-    """On a GPU the allocator knows what one call has asked for, in whatever process."""
+    """Return the measured peaks; on a GPU the allocator counts them, so that no fresh process is needed."""
     return _measure_in_a_fresh_process()[name][phase] if DEVICE.type == "cpu" else measure_phase(name, phase)
 
 

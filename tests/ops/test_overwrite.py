@@ -293,7 +293,7 @@ def test_alpha_with_gradients() -> None:
         assert_all_close(torch.autograd.grad(result.sin().sum(), leaves), expected)
 
 
-#: Ways to pass one piece of memory as two operands of order n, from a matrix of order n + 1.
+#: Two operands of order n that share memory, as views of a matrix of order n + 1.
 OVERLAPS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor]]] = {
     "the same object": lambda room, n: (room[:n, :n],) * 2,
     "a view": lambda room, n: (room[:n, :n], room[:n, :n].view_as(room[:n, :n])),
@@ -326,7 +326,7 @@ SEVERAL_OPERANDS = [c for c in OPERATORS.values() if c.overwrites is not None an
 @pytest.mark.parametrize("recorded", [False, True], ids=["", "recorded"])
 @pytest.mark.parametrize("n", [2, 5, 40, 200])
 def test_any_two_operands_may_share_memory(case: OperatorCase, n: int, recorded: bool) -> None:
-    """Every pair of operands, in every way: result and gradient are those of separate operands."""
+    """Every pair of operands, with every overlap: result and gradient are those of separate operands."""
     for one, other, name in _list_overlapping_pairs(case):
         found = []
         for overwrite in (True, False):

@@ -76,7 +76,7 @@ def test_the_last_thread_to_go_restores_the_setting(rounding: None) -> None:
     other.start()
     entered.wait()
     assert SETTING.fp32_precision == "ieee"
-    assert _precision.rounds_products(like)  # the setting of the user, which comes back
+    assert _precision.rounds_products(like)  # the setting of the user, which is restored
     with _precision.full_products(DEVICE.type):
         leave.set()
         other.join()

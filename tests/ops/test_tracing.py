@@ -78,7 +78,7 @@ def test_compile(case: OperatorCase) -> None:
 
 
 def test_compile_every_flag(case: OperatorCase) -> None:
-    """All flags and all ways in which leading dimensions meet, in one graph, without inductor's lowering."""
+    """All flags and all kinds of broadcasting, in one graph, without inductor's lowering."""
     samples = case.samples()[::4]
     pairs = [make_both_functions(case, sample) for sample in samples]
 
@@ -304,7 +304,7 @@ def record_calls(case: OperatorCase, sample: Sample) -> list[tuple[Any, tuple[An
 
 
 def test_every_operator_is_checked_by_its_owner() -> None:
-    """What ``test_opcheck`` leaves out in one case, it checks in another."""
+    """Operators that ``test_opcheck`` leaves out in one case are checked in another."""
     met = {
         case.name: {op.name() for op, _ in record_calls(case, case.small())} for case in OPERATORS.values()
     }
@@ -316,7 +316,7 @@ def test_every_operator_is_checked_by_its_owner() -> None:
 
 @pytest.mark.parametrize("case", OWNERS.values(), ids=lambda case: case.name)
 def test_opcheck(case: OperatorCase) -> None:
-    """What torch.library checks: schema, autograd registration, fake kernel, tracing with dynamic shapes."""
+    """torch.library's checks: schema, autograd registration, fake kernel, tracing with dynamic shapes."""
     for sample in (case.small(), case.batched((2,))):
         calls = record_calls(case, sample)
         assert any(op.name() == f"lapgrad::{case.registered}" for op, _ in calls)

@@ -1,4 +1,4 @@
-"""What a row of the table of operators is, and how its operands are made."""
+"""The type of a row in the table of operators, and the generators of its operands."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class OperatorCase:
 
 
 def joined(result: Any) -> Tensor:
-    """What an operator returns as one tensor: several results as rows side by side, a status left out."""
+    """Return all results of an operator as one tensor, rows side by side, without a status."""
     if isinstance(result, Tensor):
         return result
     if hasattr(result, "logabsdet"):  # numbers, not rows
@@ -184,7 +184,7 @@ def _spd(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def _falling(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Positive definite, and the pivots of its factorisation are told apart; exactly symmetric.
+    """Positive definite with separated pivots; exactly symmetric.
 
     In some order of rows and columns A = L L^T, l_kk^2 = 2 - k/n and l_ik^2 at most 1/4n for i > k. At step k
     row i has l_ii^2 + l_ik^2 + ... left, which is less than l_kk^2 by 3/4n at least.

@@ -65,7 +65,7 @@ def make_speedup_entry(library: str) -> Entry:
 
 
 def make_rate_entry() -> Entry:
-    """Return the column of lapgrad's rate: operations per second, or bytes where nothing is computed."""
+    """Return the column of lapgrad's rate: operations per second, or bytes where data are only moved."""
 
     def make_cell(_: Case, found: RowsOfCase) -> Cell:
         row = found.get(OURS)

@@ -1,4 +1,4 @@
-"""In place of a process that measures: does what a request says, without torch, which takes long to load.
+"""A fake measuring process: does what a request says, without torch, which takes long to load.
 
 A request has {"play": [[library, what, deed, seconds], ...], "then": the answer}. Libraries that are left out
 do nothing. Deeds: sleep, hang, crash, raise.

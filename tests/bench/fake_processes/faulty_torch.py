@@ -14,7 +14,7 @@ from lapgrad_bench.bench.watched import requests
 
 
 def hang(*inputs):
-    """Sleeps for ever, and no signal that can be blocked ends it. A second of that is allowed.
+    """Sleeps for ever with all signals blocked; the watchdog allows one second of it.
 
     Everything else is given longer: a machine that is busy with other tests may take seconds for a gradient.
     """

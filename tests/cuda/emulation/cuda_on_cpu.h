@@ -1,10 +1,10 @@
 // Runs CUDA kernels on the CPU, so that what they compute can be tested where there is no GPU.
 //
 // The threads of a block are fibers of one CPU thread; they change over at barriers only, in the order of their
-// numbers, or in the opposite one (`reversed`). Threads that wait for one that has left, or that wait at different
-// barriers, are a deadlock, and end the run with a message.
+// numbers, or in the opposite one (`reversed`). If threads wait for one that has left, or at different barriers, that is a deadlock, and
+// the run ends with a message.
 //
-// What a kernel does to memory is watched (watched_memory.h), so that a missing barrier is found in any order.
+// All memory accesses of a kernel are checked (watched_memory.h), so that a missing barrier is found in any order.
 //
 // Forced in front of a .cu file (g++ -include). Shared memory is what `shared_memory` in block.cuh returns.
 #pragma once

@@ -1,4 +1,4 @@
-// Watches the memory accesses of an emulated kernel, for faults that a GPU mostly hides.
+// Checks the memory accesses of an emulated kernel for faults that a GPU mostly hides.
 //
 // The compiler calls the functions at the end of this file before each access, as if for its own thread sanitizer
 // (-fsanitize=thread), whose library is not linked. Found are, in shared memory,

@@ -1,4 +1,4 @@
-"""Matrices for singular value decompositions, and what is asked of the results."""
+"""Matrices for singular value decompositions, and checks of the results."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_items_without_a_polar_factor_are_left_to_torch(monkeypatch: pytest.Monk
 
 
 def test_the_polynomials() -> None:
-    """What the number of steps and the errors are derived from."""
+    """The polynomials have the properties that the number of steps and the errors are derived from."""
     x = torch.linspace(0, 1, 100001, dtype=torch.float64)
     a, b, c = _polar.GROW
     p = a * x + b * x**3 + c * x**5

@@ -319,7 +319,7 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
 
 
 def test_batches_as_the_operator_hands_them_over() -> None:
-    """Any leading dimensions, and a result whose leading dimensions are no single one."""
+    """Any leading dimensions, and a result whose leading dimensions cannot be merged into one."""
     U, S, V, (gU, gS, gV) = make_problem(9, 11)
     assert gU is not None
     assert gS is not None

@@ -17,8 +17,8 @@ machines = pytest.mark.parametrize("machine", MACHINES)
 
 
 @pytest.fixture(params=[256, 0], ids=["one block", "a launch per step"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choose the kernels: up to this order one block factorises a matrix."""
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the kernels: one block for each matrix, or one launch per pivot."""
     monkeypatch.setattr(_thresholds, "PSTRF_IN_BLOCK", request.param)
 
 
@@ -55,14 +55,14 @@ def check_as_fallback(machine: Machine, A: Tensor, most: int, tol: float | None 
 @pytest.mark.parametrize(
     ("n", "most", "dtype"), [(1, 1, torch.float64), (5, 3, torch.float32), (70, 70, torch.float64)]
 )
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("kernels")
 def test_factor_pivots_and_rank(machine: Machine, n: int, most: int, dtype: torch.dtype) -> None:
     A = draw_matrices(machine, 3, n, dtype)
     assert check_as_fallback(machine, A, most).tolist() == [most] * 3
 
 
 @machines
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("kernels")
 def test_each_matrix_ends_at_its_own_rank(machine: Machine) -> None:
     A = draw_matrices(machine, 4, 40)
     X = A[1, :, :7].clone()
@@ -74,7 +74,7 @@ def test_each_matrix_ends_at_its_own_rank(machine: Machine) -> None:
 
 
 @machines
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("kernels")
 def test_of_equal_remainders_the_first_place_wins(machine: Machine) -> None:
     A = torch.eye(6, dtype=torch.float64, device=machine.device).repeat(2, 1, 1)
     A[1] += torch.diag(torch.tensor([0.0, 0.0, 1.0, 0.0, 1.0, 0.0], device=machine.device))
@@ -83,7 +83,7 @@ def test_of_equal_remainders_the_first_place_wins(machine: Machine) -> None:
 
 
 @machines
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("kernels")
 def test_the_first_item_that_is_not_finite_is_reported(machine: Machine) -> None:
     A = draw_matrices(machine, 5, 9)
     cell = _items.create_status_cell(A)

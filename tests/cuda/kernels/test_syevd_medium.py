@@ -1,4 +1,4 @@
-"""syevd on CUDA between small and large: batches on cuSOLVER, and what is done around its routine."""
+"""syevd on CUDA at middle orders: batches on cuSOLVER, and the steps before and after its routine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaussian processes whose kernels a GPU computes by their formulas: the figures of those that are not."""
+"""Gaussian processes give the same figures if a GPU computes their kernels by formulas."""
 
 from __future__ import annotations
 

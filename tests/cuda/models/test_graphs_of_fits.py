@@ -1,4 +1,4 @@
-"""Fits of deep models whose steps are CUDA graphs: the fits that are made step by step, in less time."""
+"""Fits of deep models whose steps are CUDA graphs: the same fits as without graphs, in less time."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_failure_is_found_at_the_next_look(replays: list[int]) -> None:
 
 
 def test_fits_are_taken_up_again(replays: list[int]) -> None:
-    """Half of it with graphs or without, and the other half likewise; through a file, too."""
+    """The first half of a fit with or without graphs, the second half with or without; also from a file."""
     expected = fit_model(graph=False)
     for first, second in ((True, True), (True, False), (False, True)):
         model, Y = make_problem()

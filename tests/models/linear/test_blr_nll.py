@@ -1,4 +1,4 @@
-"""The criterion of Bayesian linear regression: value, gradients, and digits that the Cholesky way loses."""
+"""The criterion of Bayesian linear regression: value, gradients, and digits that Cholesky loses."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_lq_has_the_digits_that_cholesky_loses(shift):
     """Without the shift, value and gradient err by 2e-14 and 2e-12; by Cholesky by 3e-8 and 1e-5.
 
     With it, the product of the features is singular to working precision. Which roundings a machine makes
-    decides whether Cholesky's way says so, or returns numbers.
+    decides whether the Cholesky factorisation fails, or returns numbers.
     """
     X, y = polynomial(shift)
     expected = with_fifty_digits(X, y, 1e-4)

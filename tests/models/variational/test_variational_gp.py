@@ -1,4 +1,4 @@
-"""VariationalGP and GPClassification: the bound, what they learn, and their files."""
+"""VariationalGP and GPClassification: the bound, fits, and files."""
 
 from __future__ import annotations
 

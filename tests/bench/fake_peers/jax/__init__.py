@@ -1,4 +1,4 @@
-"""As much of JAX as the worker of a peer needs for syrk, gemm2 and trsm, on numpy, for tests without JAX.
+"""The part of JAX that the worker of a peer needs for syrk, gemm2 and trsm, on numpy, for tests without JAX.
 
 Gradients come from complex steps, exact to rounding. FAKE_JAX says what goes wrong: a name, and the number of
 calls after which it does.
