@@ -33,7 +33,7 @@ nb::object gelqf(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row
     return convert_place(place);
 }
 
-nb::object dependent_row(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row, index_t l_col, index_t count,
+nb::object find_dependent_row(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row, index_t l_col, index_t count,
                          index_t m, index_t r, double tolerance, bool relative_to_largest) {
     const Operand L{l, l_batch, l_row, l_col};
     return convert_place(with_type(item_size, [&](auto type) -> std::pair<index_t, index_t> {
@@ -70,7 +70,7 @@ void gelqf_l_vjp(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row
 
 void bind_gelqf(nb::module_& m) {
     m.def("gelqf", &gelqf);
-    m.def("dependent_row", &dependent_row);
+    m.def("find_dependent_row", &find_dependent_row);
     m.def("gelqf_vjp", &gelqf_vjp);
     m.def("gelqf_l_vjp", &gelqf_l_vjp);
 }

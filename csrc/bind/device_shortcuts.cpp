@@ -328,29 +328,10 @@ constexpr DeviceShortcut* kAll[] = {&device_shortcuts::gemm,         &device_sho
                          &device_shortcuts::potrf_vjp,    &device_shortcuts::potri,    &device_shortcuts::potri_vjp,   &device_shortcuts::inverse,    &device_shortcuts::inverse_vjp,
                          &device_shortcuts::gesv};
 
-// Operators that have a shortcut on a device, but none on the CPU.
-template <DeviceShortcut& shortcut>
-nb::object run_one(nb::handle a) {
-    PyObject* const all[] = {a.ptr()};
-    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
-}
-
-template <DeviceShortcut& shortcut>
-nb::object run_two(nb::handle a, nb::handle b) {
-    PyObject* const all[] = {a.ptr(), b.ptr()};
-    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
-}
-
-template <DeviceShortcut& shortcut>
-nb::object run_three(nb::handle a, nb::handle b, nb::handle c) {
-    PyObject* const all[] = {a.ptr(), b.ptr(), c.ptr()};
-    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
-}
-
-template <DeviceShortcut& shortcut>
-nb::object run_five(nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e) {
-    PyObject* const all[] = {a.ptr(), b.ptr(), c.ptr(), d.ptr(), e.ptr()};
-    return shortcut.serves(a) ? shortcut.run(all) : nb::none();
+// The CPU's part of an operator that has a shortcut on a device only.
+template <class... Handles>
+nb::object decline(Handles...) {
+    return nb::none();
 }
 
 // Sets what shortcuts need, by name: `find_shortcut`, `keeps_precision`, `run_planned`, `get_device` and `get_stream` are functions,
@@ -370,14 +351,15 @@ void set_device_shortcuts(nb::dict names) {
 }  // namespace
 
 void bind_device_shortcuts(nb::module_& m) {
+    using H = nb::handle;
     const auto any = nb::arg().none();
     m.def("set_device_shortcuts", &set_device_shortcuts);
-    m.def("copyltu_shortcut", &run_two<device_shortcuts::copyltu>, any, any);
-    m.def("syrk_vjp_shortcut", &run_three<device_shortcuts::syrk_vjp>, any, any, any);
-    m.def("sumlogdiag_vjp_shortcut", &run_two<device_shortcuts::sumlogdiag_vjp>, any, any);
-    m.def("trsm_again_shortcut", &run_five<device_shortcuts::trsm_again>, any, any, any, any, any);
-    m.def("potri_vjp_shortcut", &run_three<device_shortcuts::potri_vjp>, any, any, any);
-    m.def("inverse_vjp_shortcut", &run_two<device_shortcuts::inverse_vjp>, any, any);
+    m.def("copyltu_shortcut", &OnEitherDevice<&decline<H, H>, device_shortcuts::copyltu>::call, any, any);
+    m.def("syrk_vjp_shortcut", &OnEitherDevice<&decline<H, H, H>, device_shortcuts::syrk_vjp>::call, any, any, any);
+    m.def("sumlogdiag_vjp_shortcut", &OnEitherDevice<&decline<H, H>, device_shortcuts::sumlogdiag_vjp>::call, any, any);
+    m.def("trsm_again_shortcut", &OnEitherDevice<&decline<H, H, H, H, H>, device_shortcuts::trsm_again>::call, any, any, any, any, any);
+    m.def("potri_vjp_shortcut", &OnEitherDevice<&decline<H, H, H>, device_shortcuts::potri_vjp>::call, any, any, any);
+    m.def("inverse_vjp_shortcut", &OnEitherDevice<&decline<H, H>, device_shortcuts::inverse_vjp>::call, any, any);
 }
 
 }  // namespace lapgrad::binding

@@ -107,6 +107,8 @@ _FINDERS: dict[str, Callable[[], Provider | None]] = {
     "scipy": _find_scipy,
 }
 
+#: The library and the OpenMP runtime that the core calls, for ``describe``. They are those of the process,
+#: because the core has one set of function pointers.
 _bound: Provider | None = None
 _pool: str | None = None
 

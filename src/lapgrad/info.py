@@ -147,7 +147,7 @@ def _describe_cuda() -> dict[str, Any]:
     from lapgrad._kernels import cuda as kernels
     from lapgrad._kernels.cuda.runtime.compiler import get_cache_directory
 
-    missing = kernels.missing_packages()
+    missing = kernels.list_missing_packages()
     state = "switched off (LAPGRAD_CUDA)" if kernels.switched_off() else "in use for CUDA tensors"
     facts: dict[str, Any] = {
         "available": torch.cuda.is_available(),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad._kernels.table import core_in_use
+from lapgrad._kernels.table import is_core_in_use
 from lapgrad_bench.bench.measure.memory import can_measure_memory
 from lapgrad_bench.bench.measure.timing import Timing, take_turns
 from lapgrad_bench.bench.ops import plan, runner, tables
@@ -80,7 +80,7 @@ def test_operators_without_arithmetic_have_bytes_and_no_flops():
 
 
 @pytest.mark.skipif(not can_measure_memory(), reason="the peak memory of a process cannot be reset here")
-@pytest.mark.skipif(not core_in_use(), reason="without the core there are more buffers")
+@pytest.mark.skipif(not is_core_in_use(), reason="without the core there are more buffers")
 def test_peak_memory_of_large_operands():
     """50 MB: other threads of the process come and go with a megabyte or two."""
     case = Case(OPERATORS["copyltu"], Shape(2500, 2500), torch.float64)

@@ -101,7 +101,9 @@ def test_torch_is_the_first_choice() -> None:
 
 def test_without_the_core() -> None:
     """Switched off by the user: the kernels in plain torch run without a warning."""
-    code = "import test_providers as t; print(t.lapgrad._kernels.table.core_in_use()); t.check_reduced_set()"
+    code = (
+        "import test_providers as t; print(t.lapgrad._kernels.table.is_core_in_use()); t.check_reduced_set()"
+    )
     assert output(code, LAPGRAD_CORE="off").split() == ["False"]
 
 

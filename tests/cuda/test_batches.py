@@ -98,7 +98,7 @@ def test_gelqf(batch: tuple[int, ...]) -> None:
     L, Q = A.new_empty(*batch, 3, 3), torch.empty_like(A)
     assert _gelqf_batch.gelqf(L, Q, A, True) is None
     assert_close(L @ Q, A, of_order(N))
-    assert _gelqf_batch.dependent_row(L, 1e-15, False) is None
+    assert _gelqf_batch.find_dependent_row(L, 1e-15, False) is None
     gA, expected, gL = torch.empty_like(A), torch.empty_like(A), draw_normal(*batch, 3, 3)
     assert _gelqf_batch.serves_vjp(Q, L)
     _gelqf_batch.gelqf_vjp(gA, Q, L, A, gL)

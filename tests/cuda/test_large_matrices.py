@@ -287,7 +287,7 @@ def test_a_question_without_an_answer_is_not_asked_again() -> None:
 def test_two_questions_at_a_time() -> None:
     L, singular = factor(ORDER), factor(ORDER)
     singular[7, 7] = 0.0
-    first, second = (on_cuda.dependent_row_later(factor_, 1e-10, False) for factor_ in (singular, L))
+    first, second = (on_cuda.find_dependent_row_later(factor_, 1e-10, False) for factor_ in (singular, L))
     assert second() is None
     assert first() == (0, 7)
 
@@ -376,12 +376,19 @@ def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_dependent_row_is_found() -> None:
     L = factor(2, 150)
-    assert on_cuda.dependent_row(L, 1e-10, False) is None
+    assert on_cuda.find_dependent_row(L, 1e-10, False) is None
     L[1, 40, 40] = 1e-14
-    assert on_cuda.dependent_row(L, 1e-10, False) == _fallback.dependent_row(L, 1e-10, False) == (1, 40)
-    assert on_cuda.dependent_row_later(L, 1e-10, False)() == (1, 40)
-    assert on_cuda.dependent_row_later(L, 1e-10, True)() == _fallback.dependent_row_later(L, 1e-10, True)()
-    assert on_cuda.dependent_row_later(L[:0], 1e-10, False)() is None
+    assert (
+        on_cuda.find_dependent_row(L, 1e-10, False)
+        == _fallback.find_dependent_row(L, 1e-10, False)
+        == (1, 40)
+    )
+    assert on_cuda.find_dependent_row_later(L, 1e-10, False)() == (1, 40)
+    assert (
+        on_cuda.find_dependent_row_later(L, 1e-10, True)()
+        == _fallback.find_dependent_row_later(L, 1e-10, True)()
+    )
+    assert on_cuda.find_dependent_row_later(L[:0], 1e-10, False)() is None
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e14])

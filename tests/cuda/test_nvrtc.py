@@ -111,7 +111,7 @@ def launch_gelqf(n: int, dtype: torch.dtype) -> None:
         k = min(m, n)
         A, L, Q = make_zeros(m, dtype, n), make_zeros(m, dtype, k), make_zeros(k, dtype, n)
         _gelqf_batch.gelqf(L, Q, A, False)
-        _gelqf_batch.dependent_row(L, 1e-6, True)
+        _gelqf_batch.find_dependent_row(L, 1e-6, True)
     A, wide = make_zeros(n, dtype), make_zeros(n, dtype, 200)
     _gelqf_batch.gelqf_vjp(A.clone(), A, A, A, A)
     _gelqf_wide.gelqf(A, wide.clone(), wide)

@@ -172,7 +172,7 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
 def test_jitter_is_that_of_the_data(tmp_path: Path) -> None:
     assert learn_one_fold(LearningOptions(steps=1), tmp_path)["jitter"] == 1e-8
     assert learn_one_fold(LearningOptions(steps=1, jitter=1e-5), tmp_path)["jitter"] == 1e-5
-    assert LearningOptions().for_task("power").jitter == 1e-6
+    assert LearningOptions().adapt_to_task("power").jitter == 1e-6
 
 
 def test_the_command_is_interrupted_and_resumed(

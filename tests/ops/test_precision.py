@@ -68,7 +68,7 @@ def test_the_last_thread_to_go_restores_the_setting(rounding: None) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with _precision.full_products(DEVICE.type):
+        with _precision.use_full_products(DEVICE.type):
             entered.set()
             leave.wait()
 
@@ -77,7 +77,7 @@ def test_the_last_thread_to_go_restores_the_setting(rounding: None) -> None:
     entered.wait()
     assert SETTING.fp32_precision == "ieee"
     assert _precision.rounds_products(like)  # the setting of the user, which is restored
-    with _precision.full_products(DEVICE.type):
+    with _precision.use_full_products(DEVICE.type):
         leave.set()
         other.join()
         assert SETTING.fp32_precision == "ieee"

@@ -57,7 +57,7 @@ def make_shortcut(routine: str) -> Kernel:
     return take_shortcut
 
 
-def core_in_use() -> bool:
+def is_core_in_use() -> bool:
     """Returns whether CPU tensors run on the compiled core."""
     from lapgrad._kernels import cpu
 
@@ -143,7 +143,7 @@ def _collect_cuda() -> dict[str, Kernel]:
         return collect_kernels(cuda.__name__)
     if not cuda.switched_off():
         warnings.warn(
-            f"lapgrad's CUDA kernels need {' and '.join(cuda.missing_packages())} (pip install "
+            f"lapgrad's CUDA kernels need {' and '.join(cuda.list_missing_packages())} (pip install "
             f"'lapgrad[cuda]'); CUDA tensors use the slower kernels in plain PyTorch. Set LAPGRAD_CUDA=off "
             f"to choose them without this warning.",
             RuntimeWarning,

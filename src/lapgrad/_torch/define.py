@@ -40,7 +40,7 @@ from lapgrad import _errors, _exceptions
 from lapgrad._torch import define_public as _define_public
 from lapgrad._torch import layout as _layout
 from lapgrad._torch import private as _torch_private
-from lapgrad._torch.precision import full_precision
+from lapgrad._torch.precision import use_full_precision
 from lapgrad._torch.private import skips_dispatcher
 
 _LIBRARY = torch.library.Library("lapgrad", "DEF")
@@ -124,7 +124,7 @@ class Formulas:
     def slots(self) -> tuple[int, ...]:
         return tuple(sorted(set(itertools.chain(*self.saves))))
 
-    def slots_by_need(self) -> dict[tuple[bool, ...], tuple[int | None, ...]]:
+    def list_slots_by_need(self) -> dict[tuple[bool, ...], tuple[int | None, ...]]:
         """For each set of operands that need a gradient: the slots to save, None for those to leave out."""
         slots = self.slots
         return {
@@ -298,7 +298,7 @@ def _make_recording_function(name: str, kernel: Callable[..., Any], formulas: Fo
 def _make_saving_function(formulas: Formulas) -> Callable[..., None]:
     """The part of a Function's forward that saves what the formulas read, and no more."""
     operands, slots, constant_results = len(formulas.saves), formulas.slots, formulas.constant_results
-    slots_by_need = formulas.slots_by_need()
+    slots_by_need = formulas.list_slots_by_need()
 
     def save(
         ctx: Any, needs: tuple[bool, ...], arguments: tuple[Any, ...], result: Any, forward_mode: bool
@@ -325,7 +325,7 @@ def _make_overwriting_doors(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``overwrite`` and ``consume`` of an operator."""
     operands, position, write = len(formulas.saves), overwriting.operand, overwriting.kernel
-    slots_by_need = formulas.slots_by_need()
+    slots_by_need = formulas.list_slots_by_need()
     apply = _make_overwriting_function(name, formulas, overwriting)
     overwrite_by_copy = _make_copying_overwrite(call, formulas, overwriting)
     known_as = overwriting.operator or name
@@ -429,7 +429,7 @@ def _compute_composite_vjp(
     # Saved tensors may be wrappers of a transform that is over: torch.func.vjp does not see through those,
     # any operation does.
     values = [arguments[position].view_as(arguments[position]) for position in varying]
-    with full_precision(values[0]):
+    with use_full_precision(values[0]):
         pull_back = torch.func.vjp(call_composite, *values)[1]
         pulled_back = pull_back(cotangents if len(cotangents) > 1 else cotangents[0])
     gradients = dict(zip(varying, pulled_back, strict=True))

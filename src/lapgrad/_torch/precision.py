@@ -76,14 +76,14 @@ def in_full_precision(kernel: Callable[_Parameters, _Result]) -> Callable[_Param
         device = "cpu" if output.is_cpu else "cuda" if output.is_cuda else output.device.type
         if not torch.is_autocast_enabled(device) and not rounds_products(output):
             return kernel(*args, **kwargs)
-        with full_precision(output):
+        with use_full_precision(output):
             return kernel(*args, **kwargs)
 
     return run_in_full_precision
 
 
 @contextlib.contextmanager
-def full_precision(like: Tensor) -> Iterator[None]:
+def use_full_precision(like: Tensor) -> Iterator[None]:
     """Products inside, of tensors such as ``like``, have the precision of its dtype.
 
     This also holds for formulas that torch differentiates.
@@ -93,7 +93,7 @@ def full_precision(like: Tensor) -> Iterator[None]:
         torch.autocast(device, enabled=False)
         if torch.is_autocast_enabled(device)
         else contextlib.nullcontext(),
-        full_products(device) if rounds_products(like) else contextlib.nullcontext(),
+        use_full_products(device) if rounds_products(like) else contextlib.nullcontext(),
     ):
         yield
 
@@ -121,6 +121,6 @@ def name_precision_of_cuda() -> tuple[Any, ...] | None:
     return None if getter is None else (torch.is_autocast_enabled, "cuda", getter, ("cuda", "matmul"), _CUDA)
 
 
-def full_products(device: str) -> AbstractContextManager[None]:
+def use_full_products(device: str) -> AbstractContextManager[None]:
     """A context in which torch does not round products on "cuda" or "cpu", in any thread."""
     return (_CUDA if device == "cuda" else _CPU).switch_off()

@@ -21,11 +21,11 @@ def find_kernel(operator: str, device: str) -> Any:
 
 
 @functools.cache
-def _keyset(device: str) -> Any:
+def _get_keyset(device: str) -> Any:
     return _torch_private.backend_keys(device).keyset
 
 
 def run_torch(operator: str, *arguments: Any, **options: Any) -> Any:
     """What torch's own kernel returns for plain tensors, whether or not overrides are installed."""
     device = next(argument for argument in arguments if isinstance(argument, Tensor)).device.type
-    return find_kernel(operator, device).call_boxed(_keyset(device), *arguments, **options)
+    return find_kernel(operator, device).call_boxed(_get_keyset(device), *arguments, **options)

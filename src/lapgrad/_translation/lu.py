@@ -17,7 +17,7 @@ import functools
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.table import core_in_use, has_kernel, lookup
+from lapgrad._kernels.table import has_kernel, is_core_in_use, lookup
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.lu import LARGEST_UNBLOCKED_ORDER
 from lapgrad._translation._results import allocate_column_major, allocate_status, count_items
@@ -99,7 +99,7 @@ def compute_det(A: Tensor) -> Factors:
         determinant, LU, pivots = run_torch("_linalg_det", A)
         return determinant, LU, pivots
     LU, pivots, _ = _factor_batch(_choose_side("_linalg_det", A))
-    return _sign_of_exchanges(LU, pivots) * LU.diagonal(dim1=-2, dim2=-1).prod(-1), LU, pivots
+    return _compute_sign_of_exchanges(LU, pivots) * LU.diagonal(dim1=-2, dim2=-1).prod(-1), LU, pivots
 
 
 def compute_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -115,7 +115,7 @@ def compute_slogdet(A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return sign, logarithm, LU, pivots
     LU, pivots, _ = _factor_batch(_choose_side("_linalg_slogdet", A))
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
-    sign = _sign_of_exchanges(LU, pivots) * diagonal.sgn().prod(-1)
+    sign = _compute_sign_of_exchanges(LU, pivots) * diagonal.sgn().prod(-1)
     return sign, diagonal.abs().log_().sum(-1), LU, pivots
 
 
@@ -195,7 +195,7 @@ def _factors_transpose_of_row_major(operator: str) -> bool:
     return bool(LU[0, 0] == 2.0)
 
 
-def _sign_of_exchanges(LU: Tensor, pivots: Tensor) -> Tensor:
+def _compute_sign_of_exchanges(LU: Tensor, pivots: Tensor) -> Tensor:
     """The determinant of the permutation: -1 for an odd number of exchanges of two different rows."""
     places = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
     return 1.0 - 2.0 * ((pivots != places).sum(-1) % 2).to(LU.dtype)
@@ -203,19 +203,19 @@ def _sign_of_exchanges(LU: Tensor, pivots: Tensor) -> Tensor:
 
 def _factor_batch(A: Tensor) -> Factors:
     """LU, column-major, pivots and info of each matrix of a batch, square or not."""
-    if A.shape[-1] == A.shape[-2] and core_in_use():
+    if A.shape[-1] == A.shape[-2] and is_core_in_use():
         LU, pivots = allocate_column_major(A, *A.shape[-2:]), A.new_empty(A.shape[:-1], dtype=torch.int32)
         numbers = A.new_empty((2, *A.shape[:-2]))
         # The core leaves the factors of the transpose of its argument, column-major.
         if lookup("slogdet", A)(numbers[0], numbers[1], LU.mT, pivots, A.mT) is None:
-            return LU, pivots, _first_zero(LU.diagonal(dim1=-2, dim2=-1))
+            return LU, pivots, _find_first_zero(LU.diagonal(dim1=-2, dim2=-1))
     parts = [run_torch("linalg_lu_factor_ex", matrix) for matrix in A.reshape(-1, *A.shape[-2:]).unbind()]
     LU, pivots, info = (torch.stack(results) for results in zip(*parts, strict=True))
     copy = allocate_column_major(A, *A.shape[-2:]).copy_(LU.view(A.shape))
     return copy, pivots.view(*A.shape[:-2], -1), info.view(A.shape[:-2])
 
 
-def _first_zero(diagonal: Tensor) -> Tensor:
+def _find_first_zero(diagonal: Tensor) -> Tensor:
     """info of getrf: the number, from 1, of the first zero pivot of each matrix, 0 where there is none."""
     zero = diagonal == 0
     return torch.where(zero.any(-1), zero.to(torch.uint8).argmax(-1) + 1, 0).to(torch.int32)

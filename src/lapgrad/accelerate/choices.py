@@ -62,8 +62,3 @@ class ProcessChoice:
 
 #: A process has one dispatcher, whose overrides all threads share, and so one choice.
 PROCESS = ProcessChoice()
-
-
-def current_choice() -> Choice:
-    """Return the choice of the innermost scope of the caller, else that of the process."""
-    return SCOPE.get() or PROCESS.current

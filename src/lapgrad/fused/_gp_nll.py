@@ -94,7 +94,7 @@ def _evaluate(
     problem: _Problem, noise: Tensor, Y: Tensor, *tensors: Tensor, needs_gradient: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The value, and the gradients of noise, Y, scalars and features."""
-    formula, (n, k) = problem.formula.with_tensors(tensors), Y.shape
+    formula, (n, k) = problem.formula.replace_tensors(tensors), Y.shape
     with torch.no_grad(), without_waiting():
         noise, Y = noise.detach(), Y.detach().contiguous()
         scalars, F = formula.join_scalars(), formula.join_features(n)
@@ -127,7 +127,7 @@ def _differentiate_composite(
 ) -> list[Tensor | None]:
     """The gradients of the composite, recorded for autograd themselves."""
     noise, Y, *rest = tensors
-    value = problem.composite(problem.formula.with_tensors(tuple(rest)), noise, Y)
+    value = problem.composite(problem.formula.replace_tensors(tuple(rest)), noise, Y)
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
     found = iter(torch.autograd.grad(value, wanted, gs, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needs]

@@ -32,7 +32,7 @@ class Formula(NamedTuple):
         """Scalars and features, in this order."""
         return (*self.scalars, *self.features)
 
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Formula:
+    def replace_tensors(self, tensors: tuple[Tensor, ...]) -> Formula:
         """The formula with other tensors, in the order of ``tensors``."""
         count = len(self.scalars)
         return Formula(self.text, tensors[:count], tensors[count:])

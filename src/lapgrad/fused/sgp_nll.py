@@ -138,7 +138,7 @@ def evaluate_criterion(
         tensors = (Z, X, Y, noise_var, *function.parameters)
         is_streamed = skips_dispatcher(tensors)
         if not is_streamed and group.size > 1:
-            raise _not_over_processes()
+            raise _make_group_error()
     except _exceptions.LapgradError as error:
         if group.size == 1:
             raise
@@ -169,12 +169,12 @@ def evaluate_rows(
     X, Y = Z.new_empty(0, Z.shape[1]), Z.new_empty(0, data.outputs)
     tensors = (Z, X, Y, noise_var, *function.parameters, *target_parameters)
     if not skips_dispatcher(tensors):
-        raise _not_over_processes()
+        raise _make_group_error()
     width = _statistics.choose_chunk_width(data.count, len(Z), chunk, Z.device)
     return _evaluate_streamed(_Options(evaluation, function, jitter, width, group, data), tensors)
 
 
-def _not_over_processes() -> _exceptions.OptionError:
+def _make_group_error() -> _exceptions.OptionError:
     return _exceptions.OptionError(
         f"{_NAME}: with a group, or rows that are read in chunks, there are no transforms of torch.func, no "
         f"torch.compile and no second derivatives."
@@ -247,7 +247,7 @@ class _Streamed(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the gradient is to be differentiated again
             options, needs = ctx.options, ctx.needs_input_grad[1:]
             if options.data is not None or options.group.size > 1:
-                raise _not_over_processes()
+                raise _make_group_error()
             gradients = _differentiate_composite(options.kernel, options.jitter, ctx.saved_tensors, needs, gs)
         else:
             gradients = [None if gradient is None else gradient * gs for gradient in ctx.gradients]

@@ -94,7 +94,7 @@ def _solve(A: Tensor, B: Tensor, rcond: float | None) -> tuple[Tensor, Tensor, T
     if spoilt is not None:
         raise _errors.factors_not_finite("linalg.lstsq", A.shape[:-2], spoilt)
     tolerance = max(m, n) * torch.finfo(A.dtype).eps if rcond is None else rcond
-    dependent = lookup("dependent_row", A)(L, tolerance, rcond is not None)
+    dependent = lookup("find_dependent_row", A)(L, tolerance, rcond is not None)
     if dependent is not None:
         line = "row" if wide else "column"
         consequence = f"Leave out dependent {line}s, or add a multiple of the identity to the equations."

@@ -135,7 +135,7 @@ def _check_rows_later(L: Tensor, columns: int) -> Callable[[], None]:
     GPU other work can be launched between start and result.
     """
     tolerance = max(L.shape[-2], columns) * torch.finfo(L.dtype).eps
-    wait_for_check = lookup("dependent_row_later", L)(L, tolerance, False)
+    wait_for_check = lookup("find_dependent_row_later", L)(L, tolerance, False)
 
     def refuse() -> None:
         found = wait_for_check()

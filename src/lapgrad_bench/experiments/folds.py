@@ -81,7 +81,7 @@ class LearningOptions:
         """
         return self.lr if self.lr_end is None else self.lr * (self.lr_end / self.lr) ** (step / self.steps)
 
-    def for_task(self, dataset: str) -> LearningOptions:
+    def adapt_to_task(self, dataset: str) -> LearningOptions:
         """Return the options with the jitter for a data set."""
         if self.jitter is not None:
             return self
@@ -153,7 +153,7 @@ def learn_fold(
         FitError: The criterion cannot be evaluated.
         FileFormatError: The checkpoint does not belong to this fold.
     """
-    how = how.for_task(which.dataset)
+    how = how.adapt_to_task(which.dataset)
     X, y = (values.to(DTYPES[how.dtype]) for values in data)
     train, test = split_rows(len(X), which.fold, how.seed)
     model = make_model(X[train], y[train], which, how).to(device)
@@ -185,7 +185,7 @@ def make_model(X: Tensor, y: Tensor, which: Fold, how: LearningOptions) -> Spars
     d dimensions; the noise is a tenth of the variance. All parameters but the inducing inputs and the mean
     are learned as logarithms.
     """
-    jitter = how.for_task(which.dataset).jitter or 0.0
+    jitter = how.adapt_to_task(which.dataset).jitter or 0.0
     return SparseGPRegression(
         X,
         y,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CITATION = "Seeger et al., Auto-Differentiating Linear Algebra, arXiv:1710.08717"
-
 
 @dataclass(frozen=True)
 class Figure:

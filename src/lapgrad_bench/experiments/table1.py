@@ -195,7 +195,7 @@ def _load_or_start_results(output: Path, resume: bool, how: LearningOptions) -> 
         )
     results = Results.load(output, "table1")
     for row in results.rows:
-        for option, value in vars(how.for_task(row["dataset"])).items():
+        for option, value in vars(how.adapt_to_task(row["dataset"])).items():
             if row.get(option) != value:
                 raise _exceptions.OptionError(
                     f"{output} holds folds with {option} {row.get(option)}, and this run has {option} "

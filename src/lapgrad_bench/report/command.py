@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail(f"--output {output} is one of the results: the page would replace it")
     runs, problems = read_runs(paths)
     for problem in problems:
-        _say(problem.reason)
+        _print_message(problem.reason)
     if not runs:
         return _fail(f"nothing to show. {_HOW}")
     try:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _fail(f"{output} cannot be written: {reason.strerror or reason}")
     print(_summarise(output, runs, problems))
     if arguments.open and not webbrowser.open(output.resolve().as_uri()):
-        _say(f"no browser was found; open {output.resolve()} yourself")
+        _print_message(f"no browser was found; open {output.resolve()} yourself")
     return 1 if problems else 0
 
 
@@ -64,9 +64,9 @@ def _summarise(output: Path, runs: Sequence[Run], problems: Sequence[Problem]) -
 
 
 def _fail(message: str) -> int:
-    _say(message)
+    _print_message(message)
     return 1
 
 
-def _say(message: str) -> None:
+def _print_message(message: str) -> None:
     print(f"lapgrad report: {message}", file=sys.stderr)

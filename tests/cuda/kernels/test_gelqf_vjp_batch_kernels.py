@@ -80,7 +80,7 @@ def test_the_first_row_that_depends_on_others_is_reported(
             return _gelqf_batch.plan_dependent_row_search(L, tolerance, relative_to_largest, cell)
 
         mine = machine.first_failure(plan, L)
-        assert mine == _fallback.dependent_row(L, tolerance, relative_to_largest)
+        assert mine == _fallback.find_dependent_row(L, tolerance, relative_to_largest)
         return mine
 
     assert found() is None
@@ -102,7 +102,7 @@ def test_long_rows_that_depend(machine: Machine) -> None:
     failure = machine.first_failure(
         lambda cell: _gelqf_batch.plan_dependent_row_search(L, 1e-10, False, cell), L
     )
-    assert failure == _fallback.dependent_row(L, 1e-10, False) == (1, 68)
+    assert failure == _fallback.find_dependent_row(L, 1e-10, False) == (1, 68)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (16, 16), (3, 100), (64, 64), (96, 128)])

@@ -58,7 +58,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> _kernels.KernelTable:
 
 def test_missing_packages_are_named_once(table: _kernels.KernelTable) -> None:
     with mock.patch.object(_native, "_is_installed", return_value=False):
-        missing = _cuda.missing_packages()
+        missing = _cuda.list_missing_packages()
         with pytest.warns(RuntimeWarning, match=r"CUDA kernels need .*pip install 'lapgrad\[cuda\]'") as seen:
             found = dict(table.fill())
     assert len(seen) == 1

@@ -26,18 +26,18 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     return found
 
 
-def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+def find_dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
     L = make_readable(L)
-    found: tuple[int, int] | None = core.dependent_row(
+    found: tuple[int, int] | None = core.find_dependent_row(
         L.element_size(), *describe_operand(L), count_items(L), *L.shape[-2:], tolerance, relative_to_largest
     )
     return found
 
 
-def dependent_row_later(
+def find_dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
-    found = dependent_row(L, tolerance, relative_to_largest)
+    found = find_dependent_row(L, tolerance, relative_to_largest)
     return lambda: found
 
 

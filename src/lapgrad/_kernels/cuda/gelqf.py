@@ -79,15 +79,15 @@ def _prepare_torch_solver(like: Tensor) -> None:
 
 
 @on_its_device
-def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
-    return _gelqf_batch.dependent_row(L, tolerance, relative_to_largest)
+def find_dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+    return _gelqf_batch.find_dependent_row(L, tolerance, relative_to_largest)
 
 
 @on_its_device
-def dependent_row_later(
+def find_dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
-    return _gelqf_batch.dependent_row_later(L, tolerance, relative_to_largest)
+    return _gelqf_batch.find_dependent_row_later(L, tolerance, relative_to_largest)
 
 
 @on_its_device

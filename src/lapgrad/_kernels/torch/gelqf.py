@@ -37,7 +37,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     return None
 
 
-def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+def find_dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
     """(item, row from 0) of the first row that depends on those before it: |l_ii| is within the tolerance.
 
     The tolerance counts in units of the largest entry of the row, or of the largest |l_jj|.
@@ -53,11 +53,11 @@ def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tup
     return None
 
 
-def dependent_row_later(
+def find_dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
-    """``dependent_row`` as a function to be called later: on a GPU other work is launched in between."""
-    found = dependent_row(L, tolerance, relative_to_largest)
+    """``find_dependent_row`` as a function to be called later: on a GPU other work is launched in between."""
+    found = find_dependent_row(L, tolerance, relative_to_largest)
     return lambda: found
 
 

@@ -62,7 +62,7 @@ class GridProducts:
                 _NON_UNIT,
                 B.layout.rows,
                 B.layout.columns,
-                *_refer(1.0, dtype),
+                *_store_number(1.0, dtype),
                 *of_factor,
                 *of_values,
                 _COMPUTE_TYPES[dtype],
@@ -81,10 +81,10 @@ class GridProducts:
                 C.layout.rows,
                 C.layout.columns,
                 inner,
-                *_refer(1.0, dtype),
+                *_store_number(1.0, dtype),
                 *left,
                 *right,
-                *_refer(0.0, dtype),
+                *_store_number(0.0, dtype),
                 *result,
                 _COMPUTE_TYPES[dtype],
             )
@@ -96,7 +96,7 @@ class GridProducts:
         C.local.zero_()
         with self._describe(A) as of_operand, self._describe(C) as of_result:
             sizes = (C.layout.rows, C.layout.columns)
-            numbers = _refer(1.0, dtype), _refer(0.0, dtype)
+            numbers = _store_number(1.0, dtype), _store_number(0.0, dtype)
             self._call(
                 "geadd",
                 (self._handle, _TRANSPOSED, *sizes, *numbers[0], *of_operand, *numbers[1], *of_result),
@@ -141,7 +141,7 @@ class _Number:
         self.address = ctypes.addressof(self._stored)
 
 
-def _refer(value: float, dtype: torch.dtype) -> tuple[_Number]:
+def _store_number(value: float, dtype: torch.dtype) -> tuple[_Number]:
     return (_Number(value, dtype),)
 
 

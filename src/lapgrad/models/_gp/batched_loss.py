@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,6 @@ from lapgrad import _exceptions
 from lapgrad.models._parameters import ParametrisedModule
 from lapgrad.models._training.fitting import get_scales
 from lapgrad.models.kernels.base import Kernel
-
-
-class BatchableModel(Protocol):
-    """A model whose loss can be computed for a batch of hyper-parameters."""
-
-    def compute_objectives(self, batch: torch.Size) -> Tensor:
-        """Return what a fit minimises, (*batch), if hyper-parameters have these leading dimensions."""
 
 
 class _Slot(NamedTuple):

@@ -27,6 +27,7 @@ from lapgrad.models._storage.entries import TEXT, check_entries
 #: Nodes of the Gauss-Hermite rule: polynomials of f up to degree 39 are integrated exactly.
 _NODES = 20
 
+#: All classes of likelihoods by name, including those of users: files refer to them by name.
 _KINDS: dict[str, type[Likelihood]] = {}
 
 

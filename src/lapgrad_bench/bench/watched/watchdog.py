@@ -129,7 +129,7 @@ class WatchedMeasurer(Measurer):
         self._activity.begin("", "request")
         try:
             process.send(request)
-            answer = process.receive(self._seconds_left)
+            answer = process.receive(self._count_seconds_left)
         except NoAnswerError as error:
             call = self._activity.read()
             self._end()
@@ -165,7 +165,7 @@ class WatchedMeasurer(Measurer):
                     "failed": sorted(peers.failed_once),
                 }
             )
-            self._process.receive(self._seconds_left)
+            self._process.receive(self._count_seconds_left)
         except (EndedError, NoAnswerError) as error:
             self._end()
             why = f"it ended: {error}" if isinstance(error, EndedError) else "it did not answer"
@@ -173,7 +173,7 @@ class WatchedMeasurer(Measurer):
             raise UsageError(message) from error
         return self._process
 
-    def _seconds_left(self) -> float:
+    def _count_seconds_left(self) -> float:
         return self._activity.read().seconds_left
 
     def _end(self) -> None:

@@ -15,7 +15,7 @@ def switched_off() -> bool:
     return os.environ.get("LAPGRAD_CUDA", "").lower() in ("off", "0", "no", "false")
 
 
-def missing_packages() -> list[str]:
+def list_missing_packages() -> list[str]:
     """What to install before CUDA tensors run on lapgrad's own kernels; empty when nothing is missing."""
     core = [] if native.available() else ["the compiled core"]
     return core + [package for module, package in _PACKAGES.items() if not _is_installed(module)]
@@ -23,7 +23,7 @@ def missing_packages() -> list[str]:
 
 def available() -> bool:
     """Whether CUDA tensors can run on lapgrad's own kernels. Asks for packages, not for a device."""
-    return not switched_off() and not missing_packages()
+    return not switched_off() and not list_missing_packages()
 
 
 def _is_installed(module: str) -> bool:

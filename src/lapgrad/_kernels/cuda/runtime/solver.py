@@ -19,7 +19,7 @@ from lapgrad._kernels.cuda.runtime import stream as _stream
 DATA_TYPES = {torch.float32: 0, torch.float64: 1}
 
 VALUES_ONLY, WITH_VECTORS = 0, 1  # CUSOLVER_EIG_MODE_*
-LOWER, UPPER = 0, 1  # CUBLAS_FILL_MODE_*, of the matrix as cuSOLVER reads it
+LOWER = 0  # CUBLAS_FILL_MODE_LOWER, of the matrix as cuSOLVER reads it
 
 
 class _ThreadHandles(threading.local):

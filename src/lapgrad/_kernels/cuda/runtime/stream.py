@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch import private as _torch_private
-from lapgrad._torch.precision import full_products, rounds_products
+from lapgrad._torch.precision import rounds_products, use_full_products
 
 
 class _BoundDevices(threading.local):
@@ -22,6 +22,7 @@ class _BoundDevices(threading.local):
         self.numbers: set[int] = set()
 
 
+# Not passed as an argument, because PyTorch calls kernels, also in threads of autograd's own.
 _bound = _BoundDevices()
 
 _Parameters = ParamSpec("_Parameters")
@@ -54,7 +55,7 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
         if device in _bound.numbers and device == get_current_device() and not rounds:
             return kernel(*args, **kwargs)
         bind_context(device)
-        with torch.cuda.device(device), full_products("cuda") if rounds else contextlib.nullcontext():
+        with torch.cuda.device(device), use_full_products("cuda") if rounds else contextlib.nullcontext():
             return kernel(*args, **kwargs)
 
     return run_on_device

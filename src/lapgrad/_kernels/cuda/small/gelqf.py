@@ -93,24 +93,24 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     _launch.launch(*plan_vjp(target, Q, lower, None, flatten_batch(gL)))
 
 
-def dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
+def find_dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
     """Same as in ``_kernels.torch``, for factors of any size."""
     cell = _items.get_status_cell(L)
     if cell is not None and relative_to_largest and L.shape[-1] > _thresholds.GELQF_SMALL:
         # In the kernel each row would read the whole diagonal.
-        return _fallback.dependent_row(L, tolerance, relative_to_largest)
+        return _fallback.find_dependent_row(L, tolerance, relative_to_largest)
     if cell is None or not L.numel():
         return None
     _launch.launch(*plan_dependent_row_search(flatten_batch(L), tolerance, relative_to_largest, cell))
     return _items.read_first_failure(cell)
 
 
-def dependent_row_later(
+def find_dependent_row_later(
     L: Tensor, tolerance: float, relative_to_largest: bool
 ) -> Callable[[], tuple[int, int] | None]:
     """Same as in ``_kernels.torch``: the host waits for the check alone, not for later launches."""
     if relative_to_largest or not L.numel():
-        found = dependent_row(L, tolerance, relative_to_largest)
+        found = find_dependent_row(L, tolerance, relative_to_largest)
         return lambda: found
     status = _items.DeferredStatus.acquire(L)
     if status is None:
