@@ -21,7 +21,7 @@ on_cuda = SimpleNamespace(**CUDA_KERNELS)
 def replace_by_torch(patch: pytest.MonkeyPatch, kernels: table.KernelTable, *routines: str) -> None:
     """Replaces kernels of a device by those of plain PyTorch; removes optional ones, which that lacks.
 
-    Shortcuts, which compute the same without a look at the table, are removed, too.
+    Shortcuts, which bypass the table, are removed, too.
     """
     kernels.fill()
     for routine in routines:

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapgrad._torch import precision as _precision
 
-#: What rounds products most: 10 or 7 bits in place of 23. A CPU without such products ignores it.
+#: The settings that round products most: to 10 or 7 bits in place of 23. A CPU without such products ignores
+#: them.
 ROUNDED = {"cuda": "tf32", "cpu": "bf16"}[DEVICE.type]
 SETTING = (_precision._CUDA if DEVICE.type == "cuda" else _precision._CPU)._setting
 

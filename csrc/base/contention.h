@@ -2,7 +2,7 @@
 //
 // A parallel loop ends when its last thread has reported. If a thread is waiting for a core that another program uses, the loop
 // waits for it, often for a whole time slice of the scheduler (milliseconds) when its own share of the work takes microseconds.
-// On one thread the same call waits for nobody.
+// On one thread the same call does not have to wait.
 #pragma once
 
 #include <atomic>

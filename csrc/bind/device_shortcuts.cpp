@@ -67,7 +67,7 @@ long long ask(PyObject* function, PyObject* argument = nullptr) {
     return PyErr_Occurred() ? (PyErr_Clear(), -1) : number;
 }
 
-// Bytes from the first element of a tensor to the end of its last one, as far as they are behind it.
+// Bytes from the first element of a tensor to the end of its last one (strides are not negative).
 std::uintptr_t count_bytes(const dlpack::Tensor& header) {
     std::int64_t last = 0;
     for (int k = 0; k < header.ndim; ++k) last += (header.shape[k] - 1) * header.strides[k];

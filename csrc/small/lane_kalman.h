@@ -282,7 +282,7 @@ class KalmanSteps {
             }
     }
 
-    // Predicts the moments at t + 1. A series that has ended keeps its moments: nobody reads them, but they must not overflow.
+    // Predicts the moments at t + 1. A series that has ended keeps its moments: they are not read, but must not overflow.
     void predict(index_t t) {
         V running{};
         bool all = true;

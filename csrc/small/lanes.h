@@ -14,7 +14,7 @@ using LaneMask = typename Simd<T>::Mask;
 template <class T>
 using LaneView = View<Vec<T>>;
 
-// The W items from `begin` on, of which the first `filled` exist. The others repeat the last item and are not written back.
+// The W items from `begin` on. Only the first `filled` exist; the others repeat the last item and are not written back.
 template <class T>
 struct Group {
     index_t begin, filled;

@@ -270,7 +270,7 @@ def run_kernel_matrices(draw: Draw) -> None:
     pull_back(lapgrad.fused.sgp_nll(kernel, Z, X, X.detach(), noise), Z, *kernel.parameters())
 
 
-#: Groups of operators, and the kernel files of which each group must launch every kernel.
+#: Groups of operators, and kernel files: a group must launch every kernel in its files.
 GROUPS: dict[str, tuple[Callable[[Draw], None], tuple[str, ...]]] = {
     "cholesky": (run_cholesky, ("potrf_batch", "triangle")),
     "triangular": (run_triangular, ("triangular_batch",)),

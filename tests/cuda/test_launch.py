@@ -1,6 +1,6 @@
 """Launches through the compiled core: the driver gets the arguments that were passed.
 
-The driver is a stand-in that runs the emulated kernel, or notes what it was told.
+The driver is a stand-in that runs the emulated kernel, or records its arguments.
 """
 
 from __future__ import annotations

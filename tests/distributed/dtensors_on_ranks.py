@@ -55,7 +55,7 @@ def check_every_operator_on_sharded_batches(group: Group) -> None:
         batches = make_batches(case)
         assert batches, case.name
         for args, batched, flags in batches:
-            # These make tensors of their own, which DTensor takes for replicated ones only if it is told so.
+            # These create tensors, which DTensor treats as replicated only inside of this context.
             makes_tensors = case.name in ("linalg.lda", "pstrf") or "diffuse" in flags
             try:
                 with implicit_replication() if makes_tensors else contextlib.nullcontext():

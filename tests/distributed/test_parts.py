@@ -140,7 +140,7 @@ def test_rows_of_parquet_files(tmp_path: Path) -> None:
 
 
 def test_progress_of_rows() -> None:
-    """All rows of all passes of an evaluation are told."""
+    """The progress of an evaluation counts all rows of all passes."""
     X = torch.randn(300, 2, dtype=torch.float64)
     model = SparseGPRegression(X, torch.sin(X.sum(1)), inducing=5, generator=0, chunk=70, group=Group())
     told: list[tuple[int, int]] = []

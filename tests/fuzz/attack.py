@@ -25,7 +25,7 @@ from fuzz.recipes import draw_recipe
 from fuzz.values import draw_values
 from lapgrad._kernels import cpu as _cpu
 
-#: Kinds of operands of which an operator with the flag ``lower`` reads one triangle.
+#: Kinds of operands: an operator with the flag ``lower`` reads only one triangle of them.
 _ONE_TRIANGLE = ("spd", "spaced", "triangular")
 
 

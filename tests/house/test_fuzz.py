@@ -189,7 +189,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Kernel], Kernel]]] = {
 @pytest.mark.cpu
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in a kernel is found within as many cases as `make fuzz` makes of one operator in a minute."""
+    """A fault in a kernel is found within the cases that `make fuzz` runs of one operator in a minute."""
     name, routine, put_in = FAULTS[fault]
     OPERATORS[name].fn(*OPERATORS[name].small().args, **OPERATORS[name].small().kwargs)  # fills the table
     monkeypatch.setitem(KERNELS, routine, put_in(KERNELS[routine]))

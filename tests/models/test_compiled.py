@@ -146,11 +146,11 @@ def test_loss_in_one_graph(name: str) -> None:
     assert_all_close(*of_both, HIGHER_ORDER)
 
 
-# Dynamo looks at the .grad of what stands in for the parameters of a kernel.
+# Dynamo reads the .grad of the tensors that replace the parameters of a kernel.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
 @pytest.mark.parametrize("name", ["GPRegression", "SparseGPRegression"])
 def test_step_of_training(name: str) -> None:
-    """The loss, its gradients and what one step of an optimiser makes of the parameters."""
+    """The loss, its gradients, and the parameters after one step of an optimiser."""
     plain = models()[name]()
     compiled = copy.deepcopy(plain)
     losses = []

@@ -73,7 +73,7 @@ def test_lbfgs_finds_the_end_of_the_valley() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_lbfgs_stops_where_rounding_decides(dtype: torch.dtype) -> None:
-    """Without a tolerance: the loss is a large number, of which the last digits are noise."""
+    """Without a tolerance; the loss is a large number whose last digits are noise."""
 
     class Raised(Valley):
         def loss(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models keep the precision of float32 where torch was told to round products, and under autocast.
+"""Models keep the precision of float32 where torch is set to round products, and under autocast.
 
 Autocast rounds products to 7 bits on every machine: there the tests do not depend on what a CPU can do.
 """

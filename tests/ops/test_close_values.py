@@ -145,7 +145,7 @@ def test_single_vectors_keep_their_gradient(gap: float, path: str) -> None:
 def test_functions_of_the_matrix_keep_what_is_between_close_eigenvectors(gap: float, path: str) -> None:
     """<W, U^T diag(l) U> has the gradient W: between close vectors a quotient of two small numbers.
 
-    Entries of W there of all sizes down to 1e-3 stay, up to what rounding makes of the quotient.
+    Entries of W there, of all sizes down to 1e-3, are kept up to the rounding errors of the quotient.
     """
     n, group = 6, 3
     A = make_symmetric(n, group, gap, torch.float64)

@@ -97,10 +97,10 @@ BATCH_LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-def _fill_view(A: Tensor, room: Tensor) -> Tensor:
-    """Return ``room``, a view, with ``A`` copied into it and all else in its memory set to NaN."""
-    _view_memory(room).fill_(torch.nan)
-    return room.copy_(A)
+def _fill_view(A: Tensor, view: Tensor) -> Tensor:
+    """Return ``view``, a view, with ``A`` copied into it and all else in its memory set to NaN."""
+    _view_memory(view).fill_(torch.nan)
+    return view.copy_(A)
 
 
 def _view_memory(A: Tensor) -> Tensor:

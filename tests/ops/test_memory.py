@@ -207,7 +207,7 @@ def check_measure() -> None:
     """Check measured peaks of functions with known peaks; runs in a process of its own."""
     megabyte = 2**20
     assert measure_mapped_bytes(lambda: None) == 0
-    for size in (64, 8, 1):  # An earlier, larger peak hides nothing.
+    for size in (64, 8, 1):  # An earlier, larger peak does not hide a later, smaller one.
         buffers = measure_mapped_bytes(lambda size=size: torch.empty(size * megabyte, dtype=torch.uint8))
         assert 0 <= buffers - size * megabyte <= 8192
     freed = measure_mapped_bytes(lambda: torch.zeros(megabyte).add(1).sum())

@@ -39,7 +39,7 @@ def test_operators(name: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_derivatives_of_any_order(name: str) -> None:
-    """No product is rounded, neither in a formula nor in the derivatives that torch makes of it."""
+    """No product is rounded, neither in a formula nor in its derivatives by torch."""
     case = OPERATORS[name]
     one = case.small(dtype=torch.float32)
     leaves = [arg.detach().clone().requires_grad_() for arg in one.args]

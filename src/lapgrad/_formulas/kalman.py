@@ -95,7 +95,7 @@ def find_continuing_steps(y: Tensor) -> Tensor:
 def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[Tensor, Tensor]:
     """m = A m + c, P = A P A^T + Q, of time t + 1.
 
-    A series that has ended keeps its moments: nobody reads them, but they must not overflow.
+    A series that has ended keeps its moments: they are not read, but must not overflow.
     """
     A = model.at("A", t)
     m = A @ seen.m + _pad_columns(model.at("c", t), seen.m)

@@ -74,7 +74,7 @@ def _make_rule_of_batches(item: int, results: int) -> Callable[..., list[_Shardi
 
 
 def _make_rule_of_series(operands: int, results: int) -> Callable[..., list[_Sharding]]:
-    """Return the rule of an operator on N series, of which some operands may be shared by all.
+    """Return the rule of an operator on N series; some of its operands may be shared by all series.
 
     The gradient of a shared operand is a sum over the series: a part of it is on each process.
     """

@@ -42,7 +42,7 @@ def _centre(X: Tensor, least: float, degrees: int, rows: int) -> tuple[Tensor, T
 
 
 def _refuse_overflow(centred: Tensor, unit: Tensor, degrees: int) -> Tensor:
-    """``centred``, with NaN for an item of which a variance overflows in its own unit."""
+    """Return ``centred``, with NaN for items with a variance that overflows even in the item's unit."""
     square = unit.square().squeeze(-1)
     if centred.is_cpu and bool((4.0 * centred.shape[-2] / degrees * square).isfinite().all()):
         return centred  # entries are below 2 in their unit

@@ -80,7 +80,7 @@ def _clear_rounding(a: Tensor, tol: float) -> Tensor:
 
 
 def _find_nonzero_pairs(a: Tensor, tol: float) -> Tensor:
-    """bool (*batch, n, n), True for pairs of which at least one is more than a rounding error."""
+    """bool (*batch, n, n), True for pairs with at least one value above rounding errors."""
     some = a > _bound_zero(a, tol)
     return some.unsqueeze(-1) | some.unsqueeze(-2)
 

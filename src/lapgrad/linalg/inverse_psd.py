@@ -83,7 +83,7 @@ def _compute_congruence(B: Tensor, G: Tensor) -> Tensor:
 
 
 def _compute_congruence_composite(B: Tensor, G: Tensor) -> Tensor:
-    """-B sym(G) B, of which one triangle is computed."""
+    """-B sym(G) B; one triangle is computed, and mirrored."""
     half = _gemm2.multiply(G + G.mT, B)
     triangle = _gemmt.multiply(B, half, alpha=-0.5)
     return _copyltu.operator.call(triangle, True)

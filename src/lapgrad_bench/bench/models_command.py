@@ -23,6 +23,8 @@ from lapgrad_bench.bench.ops_options import add_give_up
 from lapgrad_bench.bench.peers.client import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import FailedError, make_measurer
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.option_values import parse_number
+from lapgrad_bench.common.plotting import write_figures
 from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.common.resumption import (
@@ -54,13 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kernels", type=_parse_kernels, help=f"of the exact process [{','.join(exact_gp.KERNELS)}]"
     )
     what.add_argument(
-        "--dimensions", type=_parse_number, default=8, help="of the inputs of the exact process [8]"
+        "--dimensions", type=parse_number, default=8, help="of the inputs of the exact process [8]"
     )
     what.add_argument(
         "--million", action="store_true", help="also the sparse process on a million points (CPU)"
     )
-    what.add_argument("--rows", type=_parse_number, help="use only so many rows of the data")
-    what.add_argument("--threads", type=_parse_number, default=torch.get_num_threads(), help="[torch's]")
+    what.add_argument("--rows", type=parse_number, help="use only so many rows of the data")
+    what.add_argument("--threads", type=parse_number, default=torch.get_num_threads(), help="[torch's]")
     what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     what.add_argument("--seconds", type=float, help=f"per case, more for large ones [{_SECONDS:g}]")
     what.add_argument("--quick", action="store_true", help="few and small cases: a minute")
@@ -234,7 +236,7 @@ def make_timing_table(rows: Sequence[Row]) -> text_tables.Table:
 def _plot(rows: Sequence[Row], folder: Path) -> None:
     from lapgrad_bench.bench.models import plots as model_plots
 
-    written = model_plots.write_figures(rows, folder)
+    written = write_figures(model_plots.draw_figures(rows), folder)
     for path in written:
         print(f"written: {path}")
     if not written:
@@ -265,13 +267,7 @@ def _parse_kernels(text: str) -> list[str]:
 
 
 def _parse_numbers(text: str) -> list[int]:
-    return [_parse_number(part) for part in text.split(",")]
-
-
-def _parse_number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
-    return int(text)
+    return [parse_number(part) for part in text.split(",")]
 
 
 def _parse_peer(text: str) -> PeerSpec:

@@ -17,6 +17,7 @@ from lapgrad_bench.bench.ops_options import add_arguments
 from lapgrad_bench.bench.peers.client import Peers
 from lapgrad_bench.bench.watched.watchdog import FailedError, Measurer, make_measurer
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.plotting import write_figures
 from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.common.resumption import (
@@ -219,7 +220,7 @@ def _print_cases(arguments: argparse.Namespace, results: Results) -> None:
 def _plot(results: Results, folder: Path) -> None:
     from lapgrad_bench.bench.ops import plots as op_plots
 
-    written = op_plots.write_figures(results.rows, folder)
+    written = write_figures(op_plots.draw_figures(results.rows), folder)
     for path in written:
         print(f"written: {path}")
     if not written:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lapgrad import _exceptions
@@ -29,6 +30,18 @@ def make_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write figures as PNG and SVG under their names, and return the paths of the files."""
+    written = []
+    for name, figure in figures.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix in ("png", "svg"):
+            path = folder / f"{name}.{suffix}"
+            figure.savefig(path, dpi=150)
+            written.append(path)
+    return written
 
 
 def choose_sizes(sizes: Iterable[float], least_gap: float = 0.13) -> list[float]:

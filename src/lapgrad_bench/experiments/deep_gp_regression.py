@@ -25,6 +25,7 @@ from lapgrad import _exceptions
 from lapgrad.models import DeepGPRegression, SparseGPRegression
 from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.option_values import parse_number
 from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
 from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.experiments import folds
@@ -95,18 +96,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     what.add_argument("--datasets", nargs="+", choices=list(datasets.TASKS), default=list(_DATASETS))
     what.add_argument("--folds", type=_parse_folds, default=3, help=f"how many of {folds.PARTS} [3]")
-    what.add_argument("--inducing", type=_parse_number, default=default.inducing, help="[%(default)s]")
-    what.add_argument("--layers", type=_parse_number, default=default.layers, help="[%(default)s]")
+    what.add_argument("--inducing", type=parse_number, default=default.inducing, help="[%(default)s]")
+    what.add_argument("--layers", type=parse_number, default=default.layers, help="[%(default)s]")
     how = parser.add_argument_group("how")
-    how.add_argument("--steps", type=_parse_number, default=default.steps, help="minibatches [%(default)s]")
-    how.add_argument("--batch", type=_parse_number, default=default.batch, help="rows in each [%(default)s]")
+    how.add_argument("--steps", type=parse_number, default=default.steps, help="minibatches [%(default)s]")
+    how.add_argument("--batch", type=parse_number, default=default.batch, help="rows in each [%(default)s]")
     how.add_argument(
-        "--samples", type=_parse_number, default=default.samples, help="in each step [%(default)s]"
+        "--samples", type=parse_number, default=default.samples, help="in each step [%(default)s]"
     )
     how.add_argument("--lr", type=float, default=default.lr, help="of the deep model [%(default)s]")
     how.add_argument(
         "--evaluations",
-        type=_parse_number,
+        type=parse_number,
         default=default.evaluations,
         help="of the sparse model [%(default)s]",
     )
@@ -120,14 +121,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Learn, write and print results; return the exit code."""
-    try:
-        return _run(arguments)
-    except (FileNotFoundError, FileExistsError, _exceptions.LapgradError) as error:
-        print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
-        return 1
-
-
-def _run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     names = [field.name for field in dataclasses.fields(Settings)]
@@ -338,13 +331,7 @@ def _read_case(row: Row) -> Case:
     return Case(str(row["dataset"]), int(row["fold"]), str(row["model"]))
 
 
-def _parse_number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
-    return int(text)
-
-
 def _parse_folds(text: str) -> int:
-    if _parse_number(text) > folds.PARTS:
+    if parse_number(text) > folds.PARTS:
         raise argparse.ArgumentTypeError(f"there are {folds.PARTS} folds, {text} were asked for")
     return int(text)

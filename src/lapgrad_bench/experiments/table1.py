@@ -10,7 +10,6 @@ run.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 from lapgrad import _exceptions
 from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.option_values import parse_number, parse_positive
 from lapgrad_bench.common.progress import format_duration, show_progress
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.experiments import folds, quality, workers
@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_argument_group("how")
     how.add_argument("--optimizer", choices=list(_LR), default="adam", help="[adam]; lbfgs goes further")
-    how.add_argument("--steps", type=_parse_number, default=3000, help="evaluations of the criterion [3000]")
-    how.add_argument("--lr", type=_parse_positive, help="step rate of Adam [1e-2], first step of L-BFGS [1]")
+    how.add_argument("--steps", type=parse_number, default=3000, help="evaluations of the criterion [3000]")
+    how.add_argument("--lr", type=parse_positive, help="step rate of Adam [1e-2], first step of L-BFGS [1]")
     how.add_argument(
-        "--lr-end", type=_parse_positive, help="what Adam's falls to, by one factor per step [--lr]"
+        "--lr-end", type=parse_positive, help="what Adam's falls to, by one factor per step [--lr]"
     )
     how.add_argument("--seed", type=int, default=0, help="of the folds and of the inducing inputs [0]")
     how.add_argument("--dtype", choices=list(folds.DTYPES), default="float64", help="of the data [float64]")
-    how.add_argument("--jitter", type=_parse_positive, help="of the kernel matrix [1e-6, naval: 1e-8]")
+    how.add_argument("--jitter", type=parse_positive, help="of the kernel matrix [1e-6, naval: 1e-8]")
     how.add_argument(
         "--init",
         choices=["kmeans++", "greedy", "random"],
@@ -65,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    where.add_argument("--threads", type=_parse_number, help="of all folds together [torch's]")
+    where.add_argument("--threads", type=parse_number, help="of all folds together [torch's]")
     where.add_argument(
-        "--workers", type=_parse_number, default=1, help="folds side by side, in processes of their own [1]"
+        "--workers", type=parse_number, default=1, help="folds side by side, in processes of their own [1]"
     )
     where.add_argument(
         "--output", type=Path, default=Path(_FILE), help=f"the results: a file or a folder [{_FILE}]"
@@ -78,14 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Learn, write and print results; return the exit code."""
     output = _resolve_output(arguments.output)
-    try:
-        return _run(arguments, output)
-    except (FileNotFoundError, FileExistsError, _exceptions.LapgradError) as error:
-        print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
-        return 1
-
-
-def _run(arguments: argparse.Namespace, output: Path) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     if arguments.lr_end is not None and arguments.optimizer != "adam":
@@ -241,26 +233,10 @@ def _parse_tasks(text: str) -> list[str]:
 
 
 def _parse_numbers(text: str) -> list[int]:
-    return list(dict.fromkeys(_parse_number(part) for part in text.split(",")))
-
-
-def _parse_number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
-    return int(text)
+    return list(dict.fromkeys(parse_number(part) for part in text.split(",")))
 
 
 def _parse_folds(text: str) -> int:
-    if _parse_number(text) > folds.PARTS:
+    if parse_number(text) > folds.PARTS:
         raise argparse.ArgumentTypeError(f"there are {folds.PARTS} folds, {text} were asked for")
     return int(text)
-
-
-def _parse_positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return value

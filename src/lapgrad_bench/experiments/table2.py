@@ -23,6 +23,7 @@ import torch
 
 from lapgrad import _exceptions
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.option_values import parse_number, parse_positive
 from lapgrad_bench.common.progress import ShowProgress, describe_time_left, format_duration, show_progress
 from lapgrad_bench.common.results import Results
 from lapgrad_bench.common.text_tables import Table
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--preprocessing", choices=mnist.PREPROCESSINGS, default="unit", help="[unit]")
     what.add_argument(
-        "--inducing", type=_parse_number, default=Settings.inducing, help=f"[{Settings.inducing}]"
+        "--inducing", type=parse_number, default=Settings.inducing, help=f"[{Settings.inducing}]"
     )
     what.add_argument(
         "--hidden",
@@ -62,17 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_parse_widths,
         help=f"hidden layers of recognition networks [{Settings.hidden}]",
     )
-    what.add_argument("--images", type=_parse_number, default=Settings.images, help="to learn from [60000]")
+    what.add_argument("--images", type=parse_number, default=Settings.images, help="to learn from [60000]")
     how = parser.add_argument_group("how")
-    how.add_argument("--minutes", type=_parse_positive, help="how long each architecture is learned")
+    how.add_argument("--minutes", type=parse_positive, help="how long each architecture is learned")
+    how.add_argument("--steps", type=parse_number, help=f"how many steps [{_STEPS}, or what --minutes allow]")
     how.add_argument(
-        "--steps", type=_parse_number, help=f"how many steps [{_STEPS}, or what --minutes allow]"
+        "--batch", type=parse_number, default=Settings.batch, help=f"images per step [{Settings.batch}]"
     )
     how.add_argument(
-        "--batch", type=_parse_number, default=Settings.batch, help=f"images per step [{Settings.batch}]"
-    )
-    how.add_argument(
-        "--lr", type=_parse_positive, default=Settings.lr, help=f"of Adam, at the start [{Settings.lr:g}]"
+        "--lr", type=parse_positive, default=Settings.lr, help=f"of Adam, at the start [{Settings.lr:g}]"
     )
     how.add_argument(
         "--natural",
@@ -90,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=int, default=Settings.seed, help="[0]")
     test = parser.add_argument_group("test")
     test.add_argument(
-        "--samples", type=_parse_number, default=1000, help="of latent variables per image [1000]"
+        "--samples", type=parse_number, default=1000, help="of latent variables per image [1000]"
     )
     test.add_argument(
         "--refine",
@@ -99,29 +98,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps of q(h_1 | y) of each test image on the bound, before its samples are drawn "
         f"[{Limits.refine}; 0: none]",
     )
-    test.add_argument("--tests", type=_parse_number, default=10_000, help="test images [10000]")
+    test.add_argument("--tests", type=parse_number, default=10_000, help="test images [10000]")
     test.add_argument(
         "--test-every",
-        type=_parse_positive,
+        type=parse_positive,
         help="minutes between small tests on the way [1 on cuda, else none]",
     )
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    where.add_argument("--threads", type=_parse_number, help="of the CPU [torch's]")
+    where.add_argument("--threads", type=parse_number, help="of the CPU [torch's]")
     where.add_argument("--output", type=Path, default=Path(NAME), help=f"a folder for all files [{NAME}]")
     where.add_argument("--resume", action="store_true", help="go on with what is in --output")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Learn, write and print results; return the exit code."""
-    try:
-        return _run(arguments)
-    except (FileNotFoundError, FileExistsError, _exceptions.LapgradError) as error:
-        print(f"lapgrad reproduce {NAME}: {error}", file=sys.stderr)
-        return 1
-
-
-def _run(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     for name in ("annealing", "refine"):
@@ -359,19 +350,3 @@ def _parse_widths(text: str) -> str:
     if not all(part.isdigit() and int(part) > 0 for part in text.split("-")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 5-20-50")
     return text
-
-
-def _parse_number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
-    return int(text)
-
-
-def _parse_positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return value

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lapgrad_bench.report import findings, quantities
 from lapgrad_bench.report.findings import Tally
 from lapgrad_bench.report.rows import Measurement
+from lapgrad_bench.report.sources import Group
+from lapgrad_bench.report.versions import name_with_version
 
 _EQUAL_MEMORY = 2e5
 """Bytes. Peaks are known to some 100 kB; smaller differences count as equal."""
@@ -33,6 +35,24 @@ class Item:
 
     text: str
     figure: str = ""
+
+
+def make_tally_cards(
+    group: Group,
+    subject: str,
+    rows: Sequence[Measurement],
+    compute_medians: Callable[[Tally], Mapping[str, float]] | None = None,
+) -> list[Card]:
+    """Return one card per device, number of threads and peer of a group; ``subject`` begins the titles."""
+    return [
+        make_tally_card(
+            f"{subject}, {findings.name_place(tally.device, tally.threads)}, against {tally.peer}",
+            name_with_version(group, tally.peer),
+            tally,
+            compute_medians(tally) if compute_medians else None,
+        )
+        for tally in findings.tally_comparisons(findings.compare_libraries(rows))
+    ]
 
 
 def make_tally_card(title: str, peer: str, tally: Tally, medians: Mapping[str, float] | None = None) -> Card:

@@ -119,7 +119,7 @@ def finish_plot(figure: Figure, format_x: Callable[[float], str] = "{:g}".format
 
 
 def plot_series(title: str, across: str, series: Sequence[Series], *, has_log_sizes: bool = False) -> Plot:
-    """Return a plot of several series over a few numbers, each of which has a tick.
+    """Return a plot of several series over a few numbers, with a tick for each number.
 
     Args:
         title: Stands above the plot.

@@ -133,7 +133,7 @@ class Group:
 
 @dataclass(frozen=True)
 class MergedRows(Generic[_AnyRow]):
-    """Rows of several runs; `replaced` counts cases of which a newer run has the figures."""
+    """Rows of several runs; `replaced` counts cases for which a newer run replaced older figures."""
 
     rows: tuple[_AnyRow, ...]
     replaced: int
@@ -233,3 +233,8 @@ def merge_rows(group: Group, kind: type[_AnyRow], case: Callable[[_AnyRow], Hash
         replaced += sum(key in newest for key in own)
         newest.update(own)
     return MergedRows(tuple(row for rows in newest.values() for row in rows), replaced)
+
+
+def merge_measurements(group: Group) -> tuple[Measurement, ...]:
+    """Return the times of all runs of a group, of each case those of the newest run."""
+    return merge_rows(group, Measurement, lambda row: row.case).rows

@@ -67,7 +67,7 @@ class Case:
         return formula.join_features(len(flatten_tree(formula.features)[0]))
 
     def fill(self, G: object, noise: Tensor | None, lower_only: bool) -> Tensor:
-        """Return the matrix in a part of a larger one, of which nothing else may be written."""
+        """Return the matrix in a part of a larger one; nothing outside of that part may be written."""
         formula = self.express(self.F)
         F, scalars = self.join(formula), formula.join_scalars()
         columns = None if G is None else self.join(self.express(G))

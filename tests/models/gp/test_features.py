@@ -47,7 +47,7 @@ def test_fourier_features_approximate_their_kernel(kernel):
     with torch.no_grad():
         Phi = RandomFourierFeatures(2, 20000, lengthscale, kernel, generator=0)(X)
     expected = KERNELS[kernel](torch.cdist(X / lengthscale, X / lengthscale))
-    # The mean of 20000 cosines: three standard deviations, of which each is at most 1 / sqrt(2 count).
+    # Three standard deviations of a mean of 20000 cosines; one is at most 1 / sqrt(2 count).
     assert (Phi @ Phi.mT - expected).abs().max() < 3 / math.sqrt(2 * 20000)
     tolerances.assert_close(Phi.square().sum(1), torch.ones(6, dtype=torch.float64))
 

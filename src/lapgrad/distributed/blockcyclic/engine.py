@@ -65,16 +65,16 @@ class Engine(Protocol):
         """Replace values by their sum over all processes, which is the same to the last bit on each."""
 
     def share_along_row(self, values: Tensor, column: int) -> None:
-        """Overwrite values by those of the process of this row in that column. Contiguous.
+        """Overwrite contiguous values by those of the process of this row in that column.
 
         Only the processes of one row call it.
         """
 
     def share_along_column(self, values: Tensor, row: int) -> None:
-        """Overwrite values by those of the process of this column in that row. Contiguous."""
+        """Overwrite contiguous values by those of the process of this column in that row."""
 
     def sum_over_column(self, values: Tensor) -> None:
-        """Replace values by their sum over the processes of this column of the grid. Contiguous."""
+        """Replace contiguous values by their sum over the processes of this column of the grid."""
 
     def close(self) -> None:
         """Free what the engine holds. Nothing else may be called afterwards."""

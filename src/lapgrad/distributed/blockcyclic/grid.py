@@ -22,7 +22,7 @@ _BLOCKS = {"cpu": 128, "cuda": 512}
 
 
 class ProcessGrid:
-    """Processes in rows and columns, each of which holds some blocks of every matrix.
+    """Processes in rows and columns; each process holds some blocks of every matrix.
 
     ``make_grid`` makes one of all processes that a launcher has started. All of them run the same program,
     and make the same calls with the grid in the same order.

@@ -23,7 +23,7 @@ from lapgrad.distributed.blockcyclic.layout import Layout, allocate_local
 
 
 class BlockCyclicMatrix:
-    """An n x m matrix of which each process of a grid holds some blocks.
+    """An n x m matrix whose blocks are spread over the processes of a grid.
 
     Operators (``lapgrad.distributed.potrf``, ``trsm``, ``potri``) take and return such matrices, and record
     gradients, which reach ``local``.
@@ -108,7 +108,7 @@ class BlockCyclicMatrix:
 
 
 def spread(values: Tensor, grid: ProcessGrid) -> Tensor:
-    """Return a replicated tensor of which each process uses a part: backward adds up their gradients."""
+    """Return a replicated tensor that each process uses in part: backward adds up their gradients."""
     result: Tensor = _Spread.apply(values, grid)
     return result
 

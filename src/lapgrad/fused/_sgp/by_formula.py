@@ -93,7 +93,7 @@ class _Chunks:
         return stacked
 
     def view(self, rows: slice, which: int) -> Tensor:
-        """A buffer for these rows of the data, as it is."""
+        """Return the part of a buffer for these rows of the data, without filling it."""
         m = rows.stop - rows.start
         step = _round_up(m)
         return self._memory[which][: self.rows * step].view(self.rows, step)[:, :m]

@@ -110,7 +110,7 @@ class DeferredChecks:
         self._assumption = assumption
         self._value: Tensor | None = None
         self._imprecision: Tensor | None = None
-        #: After ``are_passed`` has returned False: whether products are imprecise, if that can be told.
+        #: After ``are_passed`` has returned False: whether products are imprecise, if that is known.
         self.found_imprecise: bool | None = None
 
     def check_value(self, value: Tensor) -> None:

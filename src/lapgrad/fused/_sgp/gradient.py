@@ -149,7 +149,7 @@ def _evaluate_in_chunks(
 def _pass_back(
     problem: Problem, checks: ImmediateChecks | DeferredChecks, sums: _reduction.StatisticsSum
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
-    """The value, the gradient of the noise variance and those of X and Y; those of leaves go to their sums.
+    """Return the value and the gradients of noise variance, X and Y; add those of the leaves to their sums.
 
     The sums of the leaves get the part of the rows of this process.
     """

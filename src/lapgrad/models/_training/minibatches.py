@@ -164,7 +164,7 @@ class TrainingRun:
         # Each step has another number of rows here if there are several processes.
         is_recorded = graph is not False and self.group is None
         self.graph, self.recorder = graph, _make_recorder(device) if is_recorded else None
-        #: One recording per size of minibatches, of which there are one or two.
+        #: One recording per size of minibatches; there are one or two sizes.
         self.replays: dict[int, _cuda_graph.ReplayableFunction] = {}
         self.minibatches: dict[int, Minibatch] = {}
         # On a GPU the learning rate is a tensor, so that graphs can read it. It is one without graphs too, so

@@ -12,7 +12,7 @@ class RowCounter:
     """Counts the rows of data that an evaluation of a loss has read, for models whose data are in a file.
 
     Attributes:
-        listener: Called with the rows read so far, and with how many the evaluation will read; None: nobody.
+        listener: Called with the rows read so far, and with how many the evaluation will read; None: no call.
     """
 
     def __init__(self) -> None:

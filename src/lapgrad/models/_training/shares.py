@@ -37,7 +37,7 @@ class DataShare:
         return here, rows[here] - self.begin
 
     def gather(self, data: Tensor, rows: Tensor) -> Tensor:
-        """Return rows (b, d) of the data of all processes, of which ``data`` (n, d) are here."""
+        """Return rows (b, d) of the data of all processes; ``data`` (n, d) are the rows of this process."""
         if self.group.size == 1:
             return data[rows]
         here, own = self.select(rows)

@@ -158,8 +158,7 @@ def walk_forward(
 ) -> tuple[list[tuple[Tensor, Tensor, Innovation]], Tensor]:
     """Run the filter; return predicted moments and innovations of all steps, and log likelihoods (N, T).
 
-    m is (N, n), or has several columns (N, n, k), of which only the first depends on observations and
-    offsets.
+    m is (N, n), or has several columns (N, n, k); only the first depends on observations and offsets.
     """
     y, A, _, Q, _, _, _, c = model
     steps, values = [], []

@@ -7,7 +7,6 @@ the memory of an evaluation beside it. The other models share one figure: bars, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lapgrad_bench.bench.ops import plots as op_plots
@@ -65,18 +64,6 @@ def draw_figures(rows: Sequence[Row]) -> dict[str, Figure]:
         if others:
             found[f"models-{device}{where}"] = _draw_others(others, what)
     return found
-
-
-def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write all figures as PNG and SVG, and return the paths of the files."""
-    written = []
-    for name, figure in draw_figures(rows).items():
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix in ("png", "svg"):
-            path = folder / f"{name}.{suffix}"
-            figure.savefig(path, dpi=150)
-            written.append(path)
-    return written
 
 
 def _list_libraries(rows: Sequence[Row]) -> list[str]:

@@ -137,7 +137,7 @@ def make_large_problem(n: int = LARGE_N) -> Problem:
 
 
 def measure_growth(seconds: float) -> float:
-    """Return the time of the large problem over four times that of a quarter of its points: 1 is linear."""
+    """Return the time of the large problem divided by that of four times a quarter of it: 1 is linear."""
     problems = (make_large_problem(LARGE_N // 4), make_large_problem())
     evaluations = [make_lapgrad_evaluation(problem) for problem in problems]
     quarter, whole = time_in_turns(evaluations, seconds, least_rounds=1)

@@ -7,7 +7,6 @@ a full line, backward a dashed one; a band reaches from quartile to quartile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapgrad_bench.common import plotting
@@ -58,18 +57,6 @@ def draw_figures(rows: Sequence[Row]) -> dict[str, Figure]:
         name = f"ops-{device}-{dtype}" + (f"-{threads}-threads" if device != "cuda" else "")
         found[name] = _draw_figure(panels, f"{device.upper()}, {dtype}{threads_text}")
     return found
-
-
-def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write all figures as PNG and SVG, and return the paths of the files."""
-    written = []
-    for name, figure in draw_figures(rows).items():
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix in ("png", "svg"):
-            path = folder / f"{name}.{suffix}"
-            figure.savefig(path, dpi=150)
-            written.append(path)
-    return written
 
 
 def group_panels(rows: Sequence[Row]) -> dict[tuple[str, str, int], dict[str, list[Row]]]:

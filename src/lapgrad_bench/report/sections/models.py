@@ -9,12 +9,11 @@ from lapgrad_bench.bench.models import plots as model_plots
 from lapgrad_bench.common import plotting
 from lapgrad_bench.experiments.paper import FIGURE2
 from lapgrad_bench.report import findings, plots, quantities
-from lapgrad_bench.report.cards import Card, Item, list_failures, make_tally_card, summarise_memory
+from lapgrad_bench.report.cards import Card, Item, list_failures, make_tally_cards, summarise_memory
 from lapgrad_bench.report.case_tables import make_speedup_cell, make_time_cell
 from lapgrad_bench.report.rows import Case, Measurement
-from lapgrad_bench.report.sources import Group, merge_rows
+from lapgrad_bench.report.sources import Group, merge_measurements
 from lapgrad_bench.report.tables import Cell, Column, Table
-from lapgrad_bench.report.versions import name_with_version
 
 TITLE = "Models"
 
@@ -22,28 +21,19 @@ AGREED = {"float64": 1e-6, "float32": 1e-3}
 """Relative distance up to which values of a criterion count as equal: libraries add different jitter."""
 
 
-def _collect_rows(group: Group) -> tuple[Measurement, ...]:
-    return merge_rows(group, Measurement, lambda row: row.case).rows
-
-
 def make_cards(group: Group) -> list[Card]:
     """Return one card per device, number of threads and peer, and one on memory and agreement."""
-    rows = _collect_rows(group)
-    prefix = f"{group.letter}: models, " if group.letter else "Models, "
-    found = [
-        make_tally_card(
-            f"{prefix}{findings.name_place(tally.device, tally.threads)}, against {tally.peer}",
-            name_with_version(group, tally.peer),
-            tally,
-        )
-        for tally in findings.tally_comparisons(findings.compare_libraries(rows))
-    ]
+    rows = merge_measurements(group)
+    subject = f"{group.letter}: models" if group.letter else "Models"
+    found = make_tally_cards(group, subject, rows)
     content = {
         "memory": summarise_memory(rows),
         "agreement": _summarise_agreement(rows),
         "failures": list_failures(rows),
     }
-    return found + ([Card(f"{prefix}memory and values", "memory", content)] if any(content.values()) else [])
+    return found + (
+        [Card(f"{subject}, memory and values", "memory", content)] if any(content.values()) else []
+    )
 
 
 def _summarise_agreement(rows: Sequence[Measurement]) -> dict[str, Any] | None:
@@ -61,7 +51,7 @@ def _summarise_agreement(rows: Sequence[Measurement]) -> dict[str, Any] | None:
 
 def make_body(group: Group) -> dict[str, Any]:
     """Return plots and a table for each model, for sections/models.html.j2."""
-    rows = _collect_rows(group)
+    rows = merge_measurements(group)
     models = []
     for i, model in enumerate(dict.fromkeys(row.case.subject for row in rows)):
         own = [row for row in rows if row.case.subject == model]

@@ -39,7 +39,7 @@ def _describe_run(run: Run) -> Iterator[str]:
 
 
 def _count_replaced(group: Group) -> int:
-    """Return the number of cases of which an older file has figures, too."""
+    """Return the number of cases for which an older file has figures, too."""
     if group.kind == "table1":
         return merge_rows(group, FoldResult, table1.identify_row).replaced
     if group.kind == "deep_gp_regression":

@@ -7,7 +7,7 @@ from typing import Any
 
 from lapgrad_bench.bench.ops import plots as op_plots
 from lapgrad_bench.report import findings, plots
-from lapgrad_bench.report.cards import Card, list_failures, make_tally_card, summarise_memory
+from lapgrad_bench.report.cards import Card, list_failures, make_tally_cards, summarise_memory
 from lapgrad_bench.report.case_tables import (
     Entry,
     make_case_table,
@@ -22,7 +22,7 @@ from lapgrad_bench.report.case_tables import (
 )
 from lapgrad_bench.report.findings import Comparison, Tally
 from lapgrad_bench.report.rows import OURS, Measurement
-from lapgrad_bench.report.sources import Group, merge_rows
+from lapgrad_bench.report.sources import Group, merge_measurements
 from lapgrad_bench.report.tables import Cell, Column, Table
 from lapgrad_bench.report.versions import name_with_version
 
@@ -32,27 +32,17 @@ _FIRST = ("potrf", "gelqf", "syevd", "gesvd")
 """The operators of the paper's Figure 1, whose plots come first."""
 
 
-def _collect_rows(group: Group) -> tuple[Measurement, ...]:
-    return merge_rows(group, Measurement, lambda row: row.case).rows
-
-
 def make_cards(group: Group) -> list[Card]:
     """Return one card per device, number of threads and peer; one on memory; one on cases that failed."""
-    rows = _collect_rows(group)
-    prefix = f"{group.letter}: operators, " if group.letter else "Operators, "
-    found = [
-        make_tally_card(
-            f"{prefix}{findings.name_place(tally.device, tally.threads)}, against {tally.peer}",
-            name_with_version(group, tally.peer),
-            tally,
-            _compute_medians(tally),
-        )
-        for tally in findings.tally_comparisons(findings.compare_libraries(rows))
-    ]
+    rows = merge_measurements(group)
+    subject = f"{group.letter}: operators" if group.letter else "Operators"
+    found = make_tally_cards(group, subject, rows, _compute_medians)
     content: dict[str, Any] = {"memory": summarise_memory(rows), "failures": list_failures(rows)}
     empty: dict[str, Any] = {"memory": None, "agreement": None, "failures": []}
     return found + [
-        Card(f"{prefix}{name}", "memory", {**empty, name: value}) for name, value in content.items() if value
+        Card(f"{subject}, {name}", "memory", {**empty, name: value})
+        for name, value in content.items()
+        if value
     ]
 
 
@@ -69,7 +59,7 @@ def _compute_medians(tally: Tally) -> dict[str, float]:
 
 def make_body(group: Group) -> dict[str, Any]:
     """Return the plots and tables of one group, for sections/ops.html.j2."""
-    rows = _collect_rows(group)
+    rows = merge_measurements(group)
     compared = findings.compare_libraries(rows)
     cases = dict.fromkeys(row.case for row in rows)
     return {
@@ -98,7 +88,7 @@ def make_overview(groups: Sequence[Group]) -> Table | None:
         return None
     columns, found = [Column("operator")], []
     for group in groups:
-        for tally in findings.tally_comparisons(findings.compare_libraries(_collect_rows(group))):
+        for tally in findings.tally_comparisons(findings.compare_libraries(merge_measurements(group))):
             place = findings.name_place(tally.device, tally.threads)
             heading = f"{group.letter}: {place}, {tally.peer}"
             columns.append(Column(heading, is_numeric=True, hint=group.title))

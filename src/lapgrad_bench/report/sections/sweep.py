@@ -7,13 +7,12 @@ from typing import Any
 
 from lapgrad_bench.bench.sweep import heatmaps, summary
 from lapgrad_bench.bench.sweep.summary import Comparison
-from lapgrad_bench.report import findings, plots, quantities
-from lapgrad_bench.report.cards import Card, list_failures, make_tally_card
+from lapgrad_bench.report import plots, quantities
+from lapgrad_bench.report.cards import Card, list_failures, make_tally_cards
 from lapgrad_bench.report.case_tables import make_speedup_cell
-from lapgrad_bench.report.rows import Measurement, format_shape
-from lapgrad_bench.report.sources import Group, merge_rows
+from lapgrad_bench.report.rows import format_shape
+from lapgrad_bench.report.sources import Group, merge_measurements
 from lapgrad_bench.report.tables import Cell, Column, Table
-from lapgrad_bench.report.versions import name_with_version
 
 TITLE = "Random sizes"
 
@@ -21,32 +20,21 @@ _MOST_LISTED = 50
 """Timings in the table of those that lapgrad loses."""
 
 
-def _collect_rows(group: Group) -> tuple[Measurement, ...]:
-    return merge_rows(group, Measurement, lambda row: row.case).rows
-
-
 def make_cards(group: Group) -> list[Card]:
     """Return one card per device, number of threads and peer, and one on cases that failed."""
-    rows = _collect_rows(group)
-    prefix = f"{group.letter}: random sizes, " if group.letter else "Random sizes, "
-    found = [
-        make_tally_card(
-            f"{prefix}{findings.name_place(tally.device, tally.threads)}, against {tally.peer}",
-            name_with_version(group, tally.peer),
-            tally,
-        )
-        for tally in findings.tally_comparisons(findings.compare_libraries(rows))
-    ]
+    rows = merge_measurements(group)
+    subject = f"{group.letter}: random sizes" if group.letter else "Random sizes"
+    found = make_tally_cards(group, subject, rows)
     failures = list_failures(rows)
     if failures:
         content: dict[str, Any] = {"memory": None, "agreement": None, "failures": failures}
-        found.append(Card(f"{prefix}failures", "memory", content))
+        found.append(Card(f"{subject}, failures", "memory", content))
     return found
 
 
 def make_body(group: Group) -> dict[str, Any]:
     """Return the sentence, maps and tables of one group, for sections/sweep.html.j2."""
-    stored = [row.as_row() for row in _collect_rows(group) if row.timing is not None]
+    stored = [row.as_row() for row in merge_measurements(group) if row.timing is not None]
     compared = summary.compare_libraries(stored)
     worst = summary.list_worst(compared, _MOST_LISTED)
     return {

@@ -23,7 +23,7 @@ from lapgrad._kernels.cuda.runtime.items import (
     pad_columns,
 )
 
-#: Threads of a block with several matrices, and columns of one item in a block at most.
+#: Threads of a block with several matrices, and the most columns of one item in a block.
 _THREADS = 128
 _PANEL = 16
 

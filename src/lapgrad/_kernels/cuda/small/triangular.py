@@ -22,7 +22,7 @@ from lapgrad._kernels.cuda.runtime.items import (
 
 _PANEL = 16
 
-#: Threads of a block, and columns of one item in it at most.
+#: Threads of a block, and the most columns of one item in a block.
 _THREADS = 128
 
 #: Bytes for the triangles of a block: three blocks fit a small multiprocessor, seven a large one.
