@@ -33,7 +33,7 @@ struct KalmanSizes {
         const index_t n = states, p = observations, q = 1 + flat;
         return 13 * n * n + 10 * n * p + 7 * p * p + (5 * n + 5 * p + 3 * q) * q + 4 * n + 4 * p + 8;
     }
-    // The same for SingleSeries, with the kept results of `steps` steps, with or without filtered moments.
+    // The same for SingleSeries, with the kept results of `kept_steps` steps, with or without filtered moments.
     [[gnu::always_inline]] index_t single_work(index_t kept_steps, bool keeps_moments) const {
         const index_t n = states, q = 1 + flat, row = (n + 7) / 8 * 8;
         const index_t record = row + q + 16 + (keeps_moments ? (q + n) * row + 8 : 0);

@@ -13,8 +13,8 @@ struct Settings {
     PyObject* is_there = nullptr;         // name of the attribute that is true for tensors on the device; null: there is no device
     PyObject* find_shortcut = nullptr;         // name -> (plain, recorded, whether it multiplies), or None
     PyObject* keeps_precision = nullptr;  // tensor -> whether torch rounds no products of its kind
-    // (is_autocast_enabled, name of the device, get_precision, what it is asked, setting): torch rounds no products if autocast is off,
-    // the precision is full, and the attribute `users` of `setting` is 0; null: `keeps_precision` is asked.
+    // (is_autocast_enabled, name of the device, get_precision, its arguments, setting): torch rounds no products if autocast is off, the
+    // precision is full, and the attribute `users` of `setting` is 0; null: `keeps_precision` is called.
     PyObject* precision = nullptr;
     PyObject* run_planned = nullptr;      // (function, *arguments) -> None, or (result, kernel, grid, threads, bytes, arguments)
     PyObject* get_device = nullptr;       // -> the number of the current device

@@ -270,7 +270,7 @@ def test_a_zero_pivot_is_forgotten_when_it_was_told() -> None:
         assert on_cuda.trsm(X, L, B, lower=True, transpose=False, rightside=False) is None
 
 
-def test_a_question_without_an_answer_is_not_asked_again() -> None:
+def test_a_status_that_was_not_read_is_not_reported_later() -> None:
     """If a solve raises before the status is read, the zero pivot is not reported by the next solve."""
     L, B = factor(ORDER), torch.randn(ORDER, 20, dtype=torch.float64)
     singular = L.clone()

@@ -361,7 +361,7 @@ def test_lstsq_without_full_rank(shape: Shape, kind: str) -> None:
 
 
 def test_rcond() -> None:
-    """Larger than by default: matrices that could be solved with count as singular; 0: those of full rank."""
+    """A large rcond refuses ill-conditioned matrices; with 0 and by default they are solved with."""
     A = torch.diag(torch.tensor([1.0, 1e-3, 1e-10], dtype=torch.float64, device=DEVICE))
     B = torch.ones(3, 1, dtype=torch.float64, device=DEVICE)
     expected = torch.tensor([[1.0], [1e3], [1e10]], dtype=torch.float64, device=DEVICE)

@@ -156,8 +156,8 @@ def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Co
             )
         )
     if route.out is not None:
-        # At the Autograd key, so that kernels of torch that call each other with out= need not pass a gate
-        # each. A call with out= in inference mode does not meet it, and is torch's.
+        # Only at the Autograd key: kernels of torch call each other with out= below it, and these calls need
+        # no gate. Calls with out= in inference mode skip that key, and are left to torch.
         operator = f"{route.operator}.{route.out[0]}"
         write = _find_autograd_kernel(operator, keys.autograd)
         out = kernels.make_out_kernel(route, device, judge, write, counts)

@@ -51,7 +51,7 @@ class Scope:
         self._overrides.close_scope()
 
     def __call__(self, function: Function) -> Function:
-        """``function``, inside of which this scope holds; also an async function or a generator."""
+        """Return ``function``, during whose calls this scope holds; also an async function or a generator."""
         self.withdraw()
         decorated: Any
         if inspect.iscoroutinefunction(function):

@@ -111,7 +111,7 @@ def _project_out(w: Tensor) -> Tensor:
 
 
 def _convert_labels(labels: Tensor | Sequence[int], classes: int | None, X: Tensor) -> tuple[Tensor, int]:
-    """The labels on the device of X, and the number of classes; checked where values are known."""
+    """Return the labels on the device of X, and the number of classes; values are checked unless traced."""
     n = X.shape[-2]
     if isinstance(labels, Tensor):
         if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype is torch.bool:

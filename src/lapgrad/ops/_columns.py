@@ -32,7 +32,7 @@ def check_operands(
 
 
 def make_column(name: str, argument: str, A: Tensor, other: str, b: Tensor) -> Tensor:
-    """The vector b (n,) as a matrix (n, 1); raises if A has not as many rows."""
+    """Return the vector b (n,) as a matrix (n, 1); raise if A does not have n rows."""
     if isinstance(A, Tensor) and A.dim() >= 2 and b.shape[0] != A.shape[-2]:
         raise _errors.vector_does_not_fit(name, other, b, argument, A.shape[-2])
     return b[:, None]

@@ -201,7 +201,7 @@ def group_runs(runs: Iterable[Run], kind: str) -> list[Group]:
 
 
 def _make_titles(machines: Sequence[Machine]) -> list[str]:
-    """Return the names of machines; where two are equal, with the versions in which they differ."""
+    """Return the names of the machines, and the versions that differ between groups of one machine."""
     titles = []
     for machine in machines:
         rivals = [other for other in machines if other is not machine and other.name == machine.name]

@@ -4,7 +4,7 @@
 constexpr int kReadAcrossWarp = 0, kReadAcrossBlock = 1, kWriteOfWhatOthersRead = 2, kVoteForABarrier = 3;
 constexpr int kTwoWriters = 4, kPadding = 5, kPastTheEnd = 6;
 
-// Threads of a block exchange numbers: target[i] := source[i ^ mask], with mask < 32 or not; with `right` as it should be.
+// Threads of a block exchange numbers: target[i] := source[i ^ mask], within a warp (mask < 32) or beyond; correct if `right`.
 template <typename T, int kind, bool right>
 __global__ void exchange(T* target, const T* source, Index mask) {
   T* const shared = shared_memory<T>();

@@ -263,7 +263,7 @@ def test_fits_in_two_threads() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             try:
                 found.append(fit_model(graph=True))
-            except Exception as error:  # of any kind: raised below
+            except Exception as error:  # raised in the main thread below
                 found.append(error)
             torch.cuda.current_stream().synchronize()
 

@@ -280,7 +280,7 @@ def test_normalise_changes_units_alone() -> None:
 
 
 def test_prediction_follows_the_parameters() -> None:
-    """What predictions keep is given up when a parameter changes."""
+    """The cached posterior is computed again when a parameter changes."""
     X, y = data()
     model = SparseGPRegression(X, y, RBF(0.7), inducing=6, generator=0, normalise=False)
     first = model.predict(X[:3]).mean

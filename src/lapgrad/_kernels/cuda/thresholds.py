@@ -29,8 +29,8 @@ PRODUCT_CUT = 1024
 #: large enough.
 LONG_SUM = 4096
 
-#: Triangular and symmetric products with no more multiplications, terms of a sum and tiles than these are one
-#: launch of a kernel: the device is faster than the host there.
+#: Triangular and symmetric products with at most this many multiplications, terms of a sum and tiles are one
+#: launch of a kernel: launching takes longer than computing there.
 FEW_MULTIPLICATIONS = 1 << 23
 FEW_TERMS = 512
 FEW_TILES = 4096

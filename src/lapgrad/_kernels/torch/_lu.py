@@ -10,7 +10,7 @@ from lapgrad._torch.synchronisation import may_read
 
 
 def find_status(LU: Tensor, A: Tensor | None = None) -> Tensor:
-    """Per item: 0; +k: pivot k (from 1) is zero; -k: row k is not finite, which counts more.
+    """Per item: 0; +k: pivot k (from 1) is zero; -k: row k is not finite, which takes precedence.
 
     Whole rows are checked, of A too, because a NaN need not reach a pivot: some routines skip products with
     zeros, and cuSOLVER's search for a pivot ignores NaN.

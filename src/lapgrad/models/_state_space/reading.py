@@ -119,7 +119,7 @@ def continue_labels(labels: Any, steps: int, gaps: Tensor | None) -> Any:
         return None
     if len(array) > 1:
         usual = np.median(np.diff(array))
-    else:  # one step in the unit of the only label
+    else:  # a single label: the step is one unit, such as a day
         usual = (array - array)[0] + np.asarray(1, dtype=(array - array).dtype)
     later = array[-1] + np.arange(1, steps + 1) * usual.astype(
         array.dtype if array.dtype.kind == "f" else usual.dtype

@@ -70,7 +70,7 @@ class ReplayableModule(Protocol):
 
 @runtime_checkable
 class ScaledModule(Protocol):
-    """A module with parameters that are no logarithms, and depend on the units of the data."""
+    """A module some of whose parameters are in units of the data, not logarithms."""
 
     def get_scales_of_parameters(self) -> dict[str, Tensor]:
         """Return the size of a typical change of parameters, by name."""

@@ -262,7 +262,7 @@ def _prepare_training_step(problem: deep_gp.Problem) -> Contest:
 def _prepare_operator(
     name: str, shape: Shape, wanted_speedup: float | None
 ) -> Callable[[torch.device], Contest]:
-    """Return a function that prepares the sum of an operator's results, against torch as in `bench ops`."""
+    """Return a function that prepares an operator's summed results as a criterion, and those of torch."""
 
     def prepare(device: torch.device) -> Contest:
         operator = OPERATORS[name]
