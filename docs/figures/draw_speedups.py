@@ -1,12 +1,11 @@
 """Draws the figures of the README and the performance page, and writes the README's sentences about speed.
 
-    python docs/figures/draw_speedups.py [RESULTS ...]
+    python docs/figures/draw_speedups.py [RESULTS]
 
-RESULTS are results files of ``lapgrad bench ops``. What the figures need of them is in ``operators.json``
-beside this file, which is read when no argument is given; it also has the commands that measured. The bars
-are of the first run that has the cases, the heat map is of the run with most cases. Cases in which other
-programs used the cores are left out. Writes ``speedups.png`` and ``heat_map.png`` beside it, and replaces
-what stands between the two comments "generated" in README.md.
+RESULTS is a results file of ``lapgrad bench ops``. What the figures need of it is in ``operators.json``
+beside this file, which is read when no argument is given; it also has the command that measured. Cases in
+which other programs used the cores are left out. Writes ``speedups.png`` and ``heat_map.png`` beside it, and
+replaces what stands between the two comments "generated" in README.md.
 """
 
 from __future__ import annotations
@@ -90,39 +89,32 @@ def describe_machine(run: dict[str, Any]) -> str:
     return f"{machine['cpu']}, {machine['threads']} threads, torch {version}, {machine['date'][:10]}"
 
 
-def choose_runs(runs: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the run of the bars and the sentences, and that of the heat map."""
-    wanted = {(name, shape, phase) for name in BARS for shape in (LARGE, SMALL) for phase in PHASES}
-    bars = next(run for run in runs if wanted <= read_comparisons(run).keys())
-    return bars, max(runs, key=lambda run: len(run["rows"]))
-
-
-def write_sentences(runs: list[dict[str, Any]]) -> str:
-    """Return the README's sentences about speed and memory, and the figure with its caption."""
-    bars, many = choose_runs(runs)
-    found, all_cases = read_comparisons(bars), read_comparisons(many)
-    gradient, density = found["potrf", LARGE, "backward"], found["fused.mvn_nll", LARGE, "backward"]
-    small = found["potrf", SMALL, "backward"]
-    own, other = _find_buffers(many)
+def write_sentences(run: dict[str, Any]) -> str:
+    """Return the README's table of times and memory, and the figure with its caption."""
+    found = read_comparisons(run)
+    examples = {
+        "Cholesky factor of order 1024": found["potrf", LARGE, "backward"],
+        "Gaussian log density of order 1024": found["fused.mvn_nll", LARGE, "backward"],
+        "1000 Cholesky factors of order 8": found["potrf", SMALL, "backward"],
+    }
+    own, other = _find_buffers(run)
     medians = [
-        statistics.median(case.faster for (_, _, of), case in all_cases.items() if of == phase)
+        statistics.median(case.faster for (_, _, of), case in found.items() if of == phase)
         for phase in PHASES
     ]
-    ahead = sum(case.faster >= 0.995 for case in all_cases.values())
+    ahead = sum(case.faster >= 0.995 for case in found.values())
     sentences = [
-        f"- **Speed.** The gradient of a Cholesky factor of order 1024 takes {_ms(gradient.own)} "
-        f"(torch: {_ms(gradient.torch)}), that of a Gaussian log density",
-        f"  {_ms(density.own)} ({_ms(density.torch)}), that of 1000 Cholesky factors of order 8 "
-        f"{_ms(small.own)} ({_ms(small.torch)}).",
-        f"- **Memory.** The gradient of a Cholesky factor takes {own:.1f} buffers of n × n numbers; "
-        f"torch's takes {other:.1f}.",
+        "| gradient of a | lapgrad | torch |",
+        "|---|---:|---:|",
+        *(f"| {name} | {_ms(case.own)} | {_ms(case.torch)} |" for name, case in examples.items()),
+        f"| memory of the first, in matrices of its size | {own:.1f} | {other:.1f} |",
         "",
         "![How many times faster than torch, by operation](docs/figures/speedups.png)",
         "",
-        f"{describe_machine(bars)}, float64. On another machine, with other work on it, lapgrad was at least "
-        f"as fast in {ahead} of {len(all_cases)} cases",
-        f"(without those that the other work disturbed), in the median {medians[0]:.1f} times faster forward "
-        f"and {medians[1]:.1f} times backward ([all cases](docs/performance.md)).",
+        f"{describe_machine(run)}, float64. lapgrad was at least as fast as torch in {ahead} of the "
+        f"{len(found)} cases of this run,",
+        f"in the median {medians[0]:.1f} times faster forward and {medians[1]:.1f} times backward "
+        "([performance](docs/performance.md)).",
     ]
     return "\n".join(sentences) + "\n"
 
@@ -226,25 +218,22 @@ def reduce_results(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_runs(runs: list[dict[str, Any]]) -> None:
+def write_run(run: dict[str, Any]) -> None:
     """Write ``operators.json``, one row to a line."""
-    texts = []
-    for run in runs:
-        rows = ",\n".join(json.dumps(row) for row in run["rows"])
-        head = json.dumps({name: value for name, value in run.items() if name != "rows"}, indent=1)
-        texts.append(f'{head[:-2]},\n "rows": [\n{rows}\n]\n}}')
-    RESULTS.write_text("[\n" + ",\n".join(texts) + "\n]\n")
+    rows = ",\n".join(json.dumps(row) for row in run["rows"])
+    head = json.dumps({name: value for name, value in run.items() if name != "rows"}, indent=1)
+    RESULTS.write_text(f'{head[:-2]},\n "rows": [\n{rows}\n]\n}}\n')
 
 
 def main() -> None:
-    """Write both figures and the README's sentences; with arguments, from those results files."""
+    """Write both figures and the README's sentences; with an argument, from that results file."""
     if len(sys.argv) > 1:
-        write_runs([reduce_results(json.loads(Path(name).read_text())) for name in sys.argv[1:]])
-    runs = json.loads(RESULTS.read_text())
-    bars, many = choose_runs(runs)
-    draw_bars(read_comparisons(bars), FOLDER / "speedups.png")
-    draw_heat_map(read_comparisons(many), FOLDER / "heat_map.png")
-    text, count = BLOCK.subn(lambda match: match[1] + write_sentences(runs) + match[2], README.read_text())
+        write_run(reduce_results(json.loads(Path(sys.argv[1]).read_text())))
+    run = json.loads(RESULTS.read_text())
+    found = read_comparisons(run)
+    draw_bars(found, FOLDER / "speedups.png")
+    draw_heat_map(found, FOLDER / "heat_map.png")
+    text, count = BLOCK.subn(lambda match: match[1] + write_sentences(run) + match[2], README.read_text())
     if count != 1:
         raise SystemExit("README.md does not have the two comments between which the sentences go")
     README.write_text(text)

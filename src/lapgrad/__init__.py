@@ -50,7 +50,7 @@ from lapgrad._exceptions import (
     SingularMatrixError,
     SizeError,
 )
-from lapgrad.accelerate.switch import accelerate
+from lapgrad.accelerate.switch import accelerate, start_from_environment
 from lapgrad.ops.copyltu import copyltu
 from lapgrad.ops.det import det
 from lapgrad.ops.extractdiag import extractdiag
@@ -94,7 +94,7 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *_LATE])
 
 
-accelerate.start_from_environment()
+start_from_environment()
 
 __all__ = [
     "LQ",

@@ -50,13 +50,13 @@ def format_summary() -> str:
     facts = collect()
     lapgrad, software, cpu = facts["lapgrad"], facts["torch"], facts["cpu"]
     commit = f", commit {lapgrad['commit']}" if lapgrad["commit"] else ""
-    cores = f"{cpu['cores_allowed']} of {cpu['cores']} cores"
-    if cpu["cores_allowed"] == cpu["cores"]:
-        cores = f"{cpu['cores']} cores"
+    cores = _count(cpu["cores"], "core")
+    if cpu["cores_allowed"] != cpu["cores"]:
+        cores = f"{cpu['cores_allowed']} of {cores}"
     lines = {
         "lapgrad": f"{lapgrad['version']}{commit}",
         "Python": f"{lapgrad['python']} on {platform.system()} {platform.machine()}",
-        "torch": f"{software['version']}, {software['threads']} threads",
+        "torch": f"{software['version']}, {_count(software['threads'], 'thread')}",
         "CPU": f"{cpu['model']}, {cores}",
         "kernels": _summarise_core(facts["core"]),
         "BLAS": _summarise_blas(facts["blas"]),
@@ -65,6 +65,10 @@ def format_summary() -> str:
     }
     shown = [f"{name:<12}{text}" for name, text in lines.items()]
     return "\n".join([*shown, "", "All details, and which calls accelerate() takes: lapgrad info --verbose"])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _summarise_core(facts: dict[str, Any]) -> str:

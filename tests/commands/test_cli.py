@@ -17,7 +17,7 @@ def test_info_says_in_a_few_short_lines_what_is_in_use(capsys):
     shown = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[:8]}
     facts = info.collect()
     assert shown["lapgrad"].startswith(facts["lapgrad"]["version"])
-    assert f"{facts['torch']['threads']} threads" in shown["torch"]
+    assert f"{facts['torch']['threads']} thread" in shown["torch"]
     assert facts["cpu"]["model"] in shown["CPU"]
     assert shown["kernels"].startswith("compiled core") == bool(facts["core"].get("core"))
     assert "=" not in "".join(line for line in lines if "LAPGRAD_" not in line), "no tables for developers"

@@ -114,11 +114,13 @@ def test_command_says_what_is_missing(monkeypatch, capsys):
     assert "pip install 'lapgrad[demo]'" in capsys.readouterr().err
 
 
-def test_examples_are_listed_and_found_by_their_short_names(capsys):
+def test_examples_are_listed_and_found_by_their_short_names(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["demo", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[0] == "blr" and "Bayesian linear regression" in line for line in lines)
-    assert len(lines) == len(examples.find_examples())
+    assert sum(not line.startswith(" ") for line in lines) == len(examples.find_examples())
+    assert max(map(len, lines)) <= 80
     assert examples.find_example("blr") == examples.find_example("bayesian_linear_regression")
 
 

@@ -196,20 +196,6 @@ class Acceleration:
         PROCESS.make(choice)
         return OffScope(choice, self._overrides)
 
-    def start_from_environment(self) -> None:
-        """Do as ``LAPGRAD_ACCELERATE`` says.
-
-        1 for all operators, their names with commas for some of them, "always" for ``always=True``.
-
-        Raises:
-            OptionError: The variable has a name that is not that of an operator.
-        """
-        wanted = os.environ.get("LAPGRAD_ACCELERATE", "").lower()
-        if wanted in ("", "0", "off", "false"):
-            return
-        is_general = wanted in ("1", "on", "true", "always")
-        self(only=None if is_general else wanted.split(","), always=wanted == "always")
-
     def stats(self, *, reset: bool = False) -> Statistics:
         """Returns how many calls were taken and passed on, by operator, shape and reason; prints as a table.
 
@@ -223,3 +209,18 @@ class Acceleration:
 
 
 accelerate = Acceleration()
+
+
+def start_from_environment() -> None:
+    """Do as ``LAPGRAD_ACCELERATE`` says.
+
+    1 for all operators, their names with commas for some of them, "always" for ``always=True``.
+
+    Raises:
+        OptionError: The variable has a name that is not that of an operator.
+    """
+    wanted = os.environ.get("LAPGRAD_ACCELERATE", "").lower()
+    if wanted in ("", "0", "off", "false"):
+        return
+    is_general = wanted in ("1", "on", "true", "always")
+    accelerate(only=None if is_general else wanted.split(","), always=wanted == "always")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,8 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _list_examples() -> int:
     rows = [(example.short_name, example.title) for example in examples.find_examples()]
     width = max((len(name) for name, _ in rows), default=0)
+    columns = max(shutil.get_terminal_size().columns - width - 2, 20)
     for name, title in rows:
-        print(f"{name:{width}}  {title}")
+        first, *others = textwrap.wrap(title, columns)
+        print(f"{name:{width}}  {first}", *(" " * (width + 2) + line for line in others), sep="\n")
     return 0
 
 

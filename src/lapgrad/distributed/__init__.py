@@ -1,4 +1,4 @@
-"""Work that is spread over several processes.
+"""Models and matrices that are spread over several processes, each with its own CPUs or GPU.
 
 ``init_group`` joins the processes that ``torchrun``, ``mpiexec`` or Slurm has started. Models and
 ``fused.sgp_nll`` take the group as ``group=``: each process then holds some of the data, and all of them

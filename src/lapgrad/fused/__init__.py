@@ -1,4 +1,4 @@
-"""Criteria of models as one operator each, with their gradient in closed form: one file per function.
+"""Criteria of models as one operator each, with their gradient in closed form.
 
 ``mvn_nll`` is the negative log density of a normal distribution, ``kalman_nll`` that of a linear Gaussian
 state space model, and ``sgp_nll`` the bound of a sparse Gaussian process. Value and gradient share

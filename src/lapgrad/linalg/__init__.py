@@ -1,4 +1,4 @@
-"""Functions for common tasks of linear algebra, built on the operators.
+"""Solves, determinants, least squares, principal components; and ``torch.linalg`` under torch's names.
 
 Two kinds of functions: lapgrad's own, one file each (``cho_solve``, ``lstsq``, ``pca``, ...), and those of
 ``torch.linalg`` under their names, with torch's signatures, conventions and errors and with lapgrad's kernels

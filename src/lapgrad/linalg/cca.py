@@ -17,7 +17,7 @@ from lapgrad.ops.trsm import trsm
 
 
 class CanonicalCorrelations(NamedTuple):
-    """What ``cca`` returns.
+    """Canonical correlations and directions of two data sets: what ``cca`` returns.
 
     Attributes:
         correlations: (*batch, k), descending.

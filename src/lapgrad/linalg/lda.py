@@ -18,7 +18,7 @@ from lapgrad.ops.trsm import trsm
 
 
 class LinearDiscriminants(NamedTuple):
-    """What ``lda`` returns.
+    """Linear discriminants and how well they separate the classes: what ``lda`` returns.
 
     Attributes:
         ratios: (*batch, k), variance between classes over variance within, descending.

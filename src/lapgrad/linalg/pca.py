@@ -20,7 +20,7 @@ _NAME = "linalg.pca"
 
 
 class PrincipalComponents(NamedTuple):
-    """What ``pca`` returns.
+    """Principal components and the coordinates of the data in them: what ``pca`` returns.
 
     Attributes:
         components: Orthonormal directions as rows, the largest variance first, (*batch, k, d).

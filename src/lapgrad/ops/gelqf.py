@@ -25,7 +25,7 @@ _take_shortcut = make_shortcut("gelqf")
 
 
 class LQ(NamedTuple):
-    """What ``gelqf`` returns.
+    """LQ factorisation A = L Q: what ``gelqf`` returns.
 
     Attributes:
         Q: Orthonormal rows, (*batch, r, n) with r = min(m, n).

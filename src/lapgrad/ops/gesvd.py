@@ -27,7 +27,7 @@ _take_shortcut = make_shortcut("gesvd")
 
 
 class SingularValueDecomposition(NamedTuple):
-    """What ``gesvd`` returns: A = U^T diag(S) V.
+    """Singular value decomposition A = U^T diag(S) V: what ``gesvd`` returns.
 
     Attributes:
         U: (*batch, k, m), the left singular vectors as orthonormal rows.

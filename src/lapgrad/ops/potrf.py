@@ -21,7 +21,7 @@ _take_shortcut = make_shortcut("potrf")
 
 
 class Factorisation(NamedTuple):
-    """What ``potrf_ex`` returns.
+    """Cholesky factors and a status for each: what ``potrf_ex`` returns.
 
     Attributes:
         L: The factors, (*batch, n, n); the identity where the factorisation failed.

@@ -19,7 +19,7 @@ from lapgrad.ops import trsm as _trsm
 
 
 class PivotedFactorisation(NamedTuple):
-    """What ``pstrf`` returns.
+    """Pivoted Cholesky factor, pivots and rank: what ``pstrf`` returns.
 
     Attributes:
         L: (*batch, n, rank), lower trapezoidal, or with ``lower=False`` R (*batch, rank, n); zero from column

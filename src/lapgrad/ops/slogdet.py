@@ -17,7 +17,7 @@ from lapgrad.ops._lu import allocate_factors
 
 
 class LogDeterminant(NamedTuple):
-    """What ``slogdet`` returns.
+    """Sign and logarithm of a determinant: what ``slogdet`` returns.
 
     Attributes:
         sign: 1 or -1, (*batch); 0 where the determinant is zero.

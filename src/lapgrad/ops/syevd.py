@@ -31,7 +31,7 @@ _take_shortcut = make_shortcut("syevd")
 
 
 class Eigendecomposition(NamedTuple):
-    """What ``syevd`` returns: A = U^T diag(eigenvalues) U.
+    """Eigenvectors and eigenvalues, A = U^T diag(eigenvalues) U: what ``syevd`` returns.
 
     Attributes:
         U: Eigenvectors as rows, (*batch, n, n), or (*batch, k, n).

@@ -1,4 +1,4 @@
-"""Covariance functions for Gaussian processes: one file per family.
+"""Covariance functions (kernels) for Gaussian processes.
 
 Kernels are added and multiplied with ``+`` and ``*``; ``Deep`` puts a network in front of one. Their
 hyper-parameters are read and set in their own units (``kernel.lengthscale = 0.5``), and learned by
@@ -12,7 +12,7 @@ Example:
     torch.Size([5, 5])
 """
 
-from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config
 from lapgrad.models.kernels.combinations import Power, Product, Sum
 from lapgrad.models.kernels.constant import Constant, White
 from lapgrad.models.kernels.coregionalisation import Coregionalisation
@@ -50,7 +50,6 @@ __all__ = [
     "White",
     "covariance",
     "kernel_from_config",
-    "part_of_state",
     "pivoted_cholesky",
 ]
 

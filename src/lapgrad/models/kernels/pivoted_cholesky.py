@@ -24,7 +24,7 @@ _SHORT_BLOCK = 16
 
 
 class KernelFactor(NamedTuple):
-    """What ``pivoted_cholesky`` returns.
+    """Low rank factor of a kernel matrix: what ``pivoted_cholesky`` returns.
 
     Attributes:
         L: (n, r), with K = L L^T up to ``residual``; rows in the order of the points.
