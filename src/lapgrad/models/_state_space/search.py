@@ -54,14 +54,21 @@ _MOST_COLUMNS = 12
 _HOPE = 0.1
 """A search from another start ends when a move gains less than this part of what it lacks."""
 
+_NEAR_BOTTOM = 0.5
+"""How far from a minimum, in logarithms or logits, the curvature there says what the loss is."""
+
+_SAME_LOSS = 1e-10
+"""Losses whose relative difference is smaller are equal, up to rounding."""
+
 _NEAR_END = 0.1
 """Promised less than this, a search from another start ends if that does not make it the best."""
 
 #: Returns a point with vanishing variances set to nearly zero, or None, given a point and its gradient.
 Shorten = Callable[[Array, Array], Array | None]
 
-#: Returns a point whose variances have the best common scale, or None, given a point and its gradient.
-Rescale = Callable[[Array, Array], Array | None]
+#: Returns a point whose variances have the best common scale, and what the loss should change by; or None.
+#: It is given a point and its gradient.
+Rescale = Callable[[Array, Array], tuple[Array, float] | None]
 
 #: Returns some of the points that it has evaluated, to begin from, given a minimum, its value and gradient,
 #: and a function that evaluates the loss.
@@ -167,6 +174,8 @@ class _Search:
         self.who, self.function, self.limits, self.callback, self.show = who, evaluate, limits, callback, show
         self.steps, self.history = 0, list[float]()
         self.inverse: Array | None = None
+        #: The point where the Hessian was computed last, and the Hessian there.
+        self.bottom: tuple[_Point, Array] | None = None
 
     def run(self, x: Array, propose: Propose, rescale: Rescale) -> str:
         """Search from x and from other starts; return how convergence was seen."""
@@ -183,12 +192,17 @@ class _Search:
             )
         start = _Point(x, value, gradient)
         self.accept(start)
-        moved = rescale(x, gradient)
-        if moved is not None:
-            there = self.evaluate(moved)
+        rescaled = rescale(x, gradient)
+        if rescaled is not None:
+            there = self.evaluate(rescaled[0])
             if there.value < start.value:
                 start = there
                 self.accept(start)
+            # If the loss is that of a change of scale, and there is nothing else to learn, its only minimum
+            # has been found.
+            missed = abs(there.value - value - rescaled[1])
+            if len(x) == 1 and missed <= _SAME_LOSS * max(1.0, abs(value)):
+                return "the best value of the only variance is known in closed form"
         reason = self.descend(start)
         for _ in range(_RESTARTS):
             before = self.best.value
@@ -233,8 +247,10 @@ class _Search:
             threshold = self.limits.compute_threshold(point.value)
             if point.value < self.best.value:
                 self.accept(point)
-            elif max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value) or (
-                promise < _NEAR_END and 1.25 * promise < point.value - self.best.value
+            elif (
+                self.is_falling_back(point)
+                or max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value)
+                or (promise < _NEAR_END and 1.25 * promise < point.value - self.best.value)
             ):
                 return ""
             if change < threshold and promise < threshold:
@@ -243,6 +259,19 @@ class _Search:
                 inverse, is_fresh = self.compute_inverse(point), True
                 if 0.5 * float(point.gradient @ inverse @ point.gradient) < threshold:
                     return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
+
+    def is_falling_back(self, point: _Point) -> bool:
+        """Return whether a search from another start is on its way to the minimum that is known.
+
+        It is if it has come near that minimum, and its loss is the one that the curvature there says.
+        """
+        if self.bottom is None or self.bottom[0].x is not self.best.x:
+            return False
+        distance = point.x - self.best.x
+        if np.abs(distance).max() > _NEAR_BOTTOM:
+            return False
+        rise, expected = point.value - self.best.value, 0.5 * float(distance @ self.bottom[1] @ distance)
+        return 0.5 * expected < rise < 2.0 * expected
 
     def take_short_cut(self, point: _Point) -> _Point:
         """Return a point with variances that vanish nearly zero, if it is better; else the point itself.
@@ -274,7 +303,9 @@ class _Search:
             if not math.isfinite(there.value):
                 return np.eye(k) / max(1.0, float(np.abs(point.gradient).max()))
             hessian[i] = (there.gradient - point.gradient) / _DIFFERENCE
-        values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
+        hessian = 0.5 * (hessian + hessian.T)
+        self.bottom = point, hessian
+        values, vectors = np.linalg.eigh(hessian)
         # A step along an eigenvector is not longer than ``_LONGEST_STEP``.
         along = np.abs(vectors.T @ point.gradient)
         values = np.maximum(
@@ -340,5 +371,7 @@ def _update_inverse(inverse: Array, s: Array, y: Array) -> Array:
     size = float(y @ Hy)
     if not curvature > 1e-12 * size:
         return inverse
-    cross = s[:, None] * Hy
-    return inverse + ((1.0 + size / curvature) / curvature * s)[:, None] * s - (cross + cross.T) / curvature
+    # = H⁻¹ + s wᵀ + w sᵀ.
+    w = (0.5 * (1.0 + size / curvature) / curvature) * s - Hy / curvature
+    change = s[:, None] * w
+    return inverse + change + change.T

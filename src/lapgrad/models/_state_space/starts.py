@@ -184,11 +184,12 @@ def shorten_way(numbers: Sequence[LearnedNumber], x: Array, gradient: Array) -> 
 
 def rescale_variances(
     numbers: Sequence[LearnedNumber], count: int, x: Array, gradient: Array
-) -> Array | None:
+) -> tuple[Array, float] | None:
     """Return a point with the variances multiplied by a common factor that is best; None: there are none.
 
     If all variances are learned, the loss for a factor c is (count log c + quadratic / c) / 2 and a constant,
-    and its derivative at c = 1, (count - quadratic) / 2, says what the quadratic form is.
+    and its derivative at c = 1, (count - quadratic) / 2, says what the quadratic form is. The change of the
+    loss in this case is returned, too.
 
     Args:
         numbers: What the coordinates are.
@@ -202,4 +203,5 @@ def rescale_variances(
     factor = 1.0 - 2.0 * slope / count if is_scaled else 1.0
     if not (math.isfinite(factor) and factor > 0.0) or abs(math.log(factor)) < _SAME_SCALE:
         return None
-    return x + math.log(factor) / powers
+    change = 0.5 * (count * math.log(factor) + (count - 2.0 * slope) * (1.0 / factor - 1.0))
+    return x + math.log(factor) / powers, change
