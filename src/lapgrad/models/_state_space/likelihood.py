@@ -312,7 +312,8 @@ def read_linear_map(
     # Products of small integers and powers of 2 are exact, and rounding errors of others are cut off.
     E[E.abs() < 1e-12 * E.abs().amax()] = 0.0
     base = at_ones - E.sum(0)
-    base[base.abs() < 1e-12 * at_ones.abs().amax()] = 0.0
+    # What does not depend on a variance has no rounding error, such as cos(π / 2) = 6e-17 of a wave.
+    base[(base.abs() < 1e-12 * at_ones.abs().amax()) & (E != 0.0).any(0)] = 0.0
     found = base + torch.exp(k * kept[coordinates]) @ E
     tolerance = 64 * torch.finfo(k.dtype).eps
     if bool(((found - wanted).abs() > tolerance * wanted.abs() + tolerance * 1e-3 * base.abs()).any()):

@@ -229,11 +229,9 @@ class _Search:
         inverse = self.compute_inverse(point) if self.inverse is None or is_fresh else self.inverse
         while True:
             direction = -(inverse @ point.gradient)
-            slope = float(direction @ point.gradient)
             found = None
-            if slope < 0.0:
-                longest = min(1.0, _LONGEST_STEP / float(np.abs(direction).max()))
-                found = self.search_line(point, direction, slope, longest)
+            if float(direction @ point.gradient) < 0.0:
+                found = self.search_line(point, _limit_direction(direction, point.gradient))
             if found is None:
                 if is_fresh:
                     return "no further improvement can be found"
@@ -315,8 +313,9 @@ class _Search:
         self.inverse = inverse
         return inverse
 
-    def search_line(self, start: _Point, direction: Array, slope: float, step: float) -> _Point | None:
+    def search_line(self, start: _Point, direction: Array) -> _Point | None:
         """Return a point that meets the weak conditions of Wolfe, else a better one, else None."""
+        slope, step = float(direction @ start.gradient), 1.0
         low, high, best = 0.0, math.inf, start
         for _ in range(_TRIALS):
             trial = self.evaluate(start.x + step * direction)
@@ -362,6 +361,19 @@ class _Search:
         self.show(self.steps, point.value)
         if self.callback is not None and self.callback(self.steps, point.value):
             raise _SearchEnd("the callback asked to stop")
+
+
+def _limit_direction(direction: Array, gradient: Array) -> Array:
+    """Return a direction in which no parameter changes by more than ``_LONGEST_STEP``.
+
+    The logarithm of a variance of nearly zero has no curvature, and its step is long: it is cut alone, so
+    that the others keep theirs, unless that leads uphill.
+    """
+    largest = float(np.abs(direction).max())
+    if largest <= _LONGEST_STEP:
+        return direction
+    cut: Array = direction.clip(-_LONGEST_STEP, _LONGEST_STEP)
+    return cut if float(cut @ gradient) < 0.0 else (_LONGEST_STEP / largest) * direction
 
 
 def _update_inverse(inverse: Array, s: Array, y: Array) -> Array:
