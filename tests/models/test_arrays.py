@@ -14,6 +14,7 @@ import pandas_stand_in
 import pytest
 import torch
 
+import lapgrad
 from lapgrad import models
 from lapgrad.models.likelihoods import Poisson
 
@@ -92,6 +93,9 @@ def test_predictions_keep_the_index(name: str, pandas: Any, tmp_path: Path) -> N
     # Columns are taken by their names.
     turned = model.predict(new[["b", "a"]]).mean
     np.testing.assert_array_equal(turned.to_numpy(dtype=float), mean.to_numpy(dtype=float))
+    others = pandas.DataFrame(X_NEW, index=later, columns=["a", "c"])
+    with pytest.raises(lapgrad.OptionError, match=r"X_new must have the columns .* got \['a', 'c'\]"):
+        model.predict(others)
 
 
 def test_other_methods(pandas: Any) -> None:

@@ -280,6 +280,12 @@ class _SealedType(abc.ABCMeta):
         return made
 
 
+def _fits_shape(given: torch.Size, wanted: torch.Size) -> bool:
+    """Whether numbers of one shape broadcast to another."""
+    trailing = wanted[len(wanted) - len(given) :]
+    return len(given) <= len(wanted) and all(g in (1, w) for g, w in zip(given, trailing, strict=True))
+
+
 class ParametrisedModule(nn.Module, metaclass=_SealedType):
     """A module with hyper-parameters of its own or in its parts.
 
@@ -342,11 +348,16 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
             )
         value = getattr(module, descriptor.name).detach()
         prior = copy_distribution(prior)
+        if not _fits_shape(prior.batch_shape, value.shape):
+            raise _exceptions.OptionError(
+                f"{type(self).__name__}: the prior of {name} has shape {tuple(prior.batch_shape)}, its value "
+                f"{tuple(value.shape)}."
+            )
         try:
             density = move_distribution(prior, value).log_prob(value)
         except (ValueError, RuntimeError, NotImplementedError):
-            # Distributions of torch raise these for a value outside of their support, for a shape that does
-            # not fit, and if they have no density. The error below names the parameter.
+            # Distributions of torch raise these for a value outside of their support, for shapes of events,
+            # and if they have no density. The error below names the parameter.
             density = None
         if density is None or density.shape != value.shape or not bool(density.isfinite().all()):
             raise _exceptions.OptionError(

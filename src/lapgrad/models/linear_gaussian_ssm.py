@@ -9,6 +9,7 @@ exactly (``_state_space/diffuse.py``).
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -294,6 +295,9 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             FitError: The loss cannot be evaluated, or is not finite, at the start or (Adam) on the way; the
                 parameters are then those of the last step that was good.
             OptionError: An argument is not one of those above, or there is nothing to learn.
+
+        Warns:
+            FitWarning: The likelihood has no maximum: a cycle that the data do not have has faded.
         """
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         numbers = _starts.describe_numbers(list_descriptors(self), learned)
@@ -332,7 +336,11 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
                 all(number.is_variance for number in numbers),
             ),
         )
-        return run_shared(self.group, learned, search, progress, callback)
+        result = run_shared(self.group, learned, search, progress, callback)
+        degeneracy = self.component.find_degeneracy()
+        if degeneracy is not None:
+            warnings.warn(f"{type(self).__name__}.fit: {degeneracy}", _exceptions.FitWarning, stacklevel=2)
+        return result
 
     def _count_observations(self) -> int:
         """Return the number of observations, on all processes, less those that determine diffuse states."""

@@ -91,10 +91,13 @@ def test_the_best_common_scale_takes_one_evaluation() -> None:
     x = likelihood.join_parameters(learned)
     count = model._count_observations()
     assert count == 47 - 5
-    moved = starts.rescale_variances(numbers, count, x, evaluation(x)[1])
+    rescaled = starts.rescale_variances(numbers, count, x, evaluation(x)[1])
+    assert rescaled is not None
+    moved, change = rescaled
     powers = np.array([number.power for number in numbers])
     loss, gradient = evaluation(moved)
     assert loss < evaluation(x)[0]
+    assert abs(loss - evaluation(x)[0] - change) < 1e-9
     assert abs((gradient / powers).sum()) < 1e-6
     assert starts.rescale_variances(numbers, count, moved, gradient) is None
     assert starts.rescale_variances(numbers, 0, x, gradient) is None

@@ -13,7 +13,15 @@ from torch import Tensor
 import lapgrad
 from lapgrad.demo.series import load_airline_passengers, load_nile
 from lapgrad.models import LinearGaussianSSM
-from lapgrad.models.components import AR, Component, HarmonicSeasonal, LocalLevel, LocalLinearTrend, Seasonal
+from lapgrad.models.components import (
+    AR,
+    Component,
+    Cycle,
+    HarmonicSeasonal,
+    LocalLevel,
+    LocalLinearTrend,
+    Seasonal,
+)
 
 
 def airline(length: int = 144) -> Tensor:
@@ -44,6 +52,7 @@ FITS: dict[str, tuple[Any, Any, float]] = {
     "nile with gaps, trend": (lambda: leave_out(nile()), LocalLinearTrend, -549.2521),
     "airline, 120 months": (lambda: airline(120), trend_and_season, 173.5424),
     "airline": (airline, trend_and_season, 217.4203),
+    "airline, no logarithms": (lambda: airline().exp(), trend_and_season, -580.9042),
     "airline with gaps": (lambda: leave_out(airline()), trend_and_season, 183.8774),
     "airline with gaps, 120 months": (lambda: leave_out(airline(120)), trend_and_season, 143.3912),
 }
@@ -109,6 +118,26 @@ def test_fixed_parameters_stay() -> None:
     model.fit()
     assert model.component.variance.item() == pytest.approx(1000.0)
     assert model.noise_var.item() == pytest.approx(15900, rel=0.05)
+
+
+def test_a_single_variance_takes_two_evaluations() -> None:
+    model = LinearGaussianSSM(nile(), LocalLevel(), noise_var=0)
+    result = model.fit()
+    steps = nile().diff()
+    assert model.component.variance.item() == pytest.approx(steps.square().mean().item(), rel=1e-12)
+    assert result.converged
+    assert result.steps == 2
+    # Beside noise that is fixed, the variance is no scale of everything.
+    model = LinearGaussianSSM(nile(), LocalLevel(), noise_var=15000.0)
+    model.fix("noise_var")
+    assert model.fit().steps > 2
+    assert model.loss().item() == pytest.approx(633.4648, abs=1e-2)
+
+
+def test_a_cycle_that_the_data_do_not_have_is_named() -> None:
+    with pytest.warns(lapgrad.FitWarning, match=r"cycle.damping has become .* Cycle\(stationary=True\)"):
+        LinearGaussianSSM(nile(), LocalLevel() + Cycle()).fit(steps=300)
+    assert LinearGaussianSSM(nile(), LocalLevel() + Cycle(stationary=True)).fit().converged
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,10 @@ def test_errors() -> None:
         GPClassification(x, ["same"] * 10)
     with pytest.raises(lapgrad.ShapeError, match="10 rows of X, got 9 labels"):
         GPClassification(x, [0, 1, 0, 1, 0, 1, 0, 1, 0])
+    with pytest.raises(lapgrad.OptionError, match=r"labels must be classes .* got 0.6"):
+        GPClassification(x, x)
+    with pytest.raises(lapgrad.OptionError, match=r"labels must be classes .* got nan"):
+        GPClassification(x, [0.0, 1.0] * 4 + [0.0, float("nan")])
     with pytest.raises(lapgrad.OptionError, match="likelihood must be one of"):
         VariationalGP(x, x, "poisson")  # type: ignore[arg-type]
     with pytest.raises(lapgrad.OptionError, match=r"y must be whole numbers >= 0; not so in rows \[1"):

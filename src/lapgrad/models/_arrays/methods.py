@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lapgrad import _exceptions
 from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._arrays.conversion import Origin
 
@@ -61,7 +62,7 @@ def _wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             if argument == "tasks":
                 holder[key] = _read_tasks(type(self).__name__, value)
             elif _conversion.is_arraylike(value):
-                value = _order_columns(self, argument, value)
+                value = _order_columns(self, type(self).__name__ + who, argument, value)
                 tensor, found[argument] = _conversion.read_array(type(self).__name__ + who, value, argument)
                 holder[key] = tensor if name == "__init__" else _move_to_model(self, tensor)
         if name == "__init__":
@@ -133,13 +134,21 @@ def _read_tasks(who: str, tasks: Any) -> Any:
     return read
 
 
-def _order_columns(model: nn.Module, argument: str, value: Any) -> Any:
-    """Return new inputs with their columns in the order of the training data, if they have the same names."""
+def _order_columns(model: nn.Module, who: str, argument: str, value: Any) -> Any:
+    """Return new inputs with their columns in the order of the training data, if they have the same names.
+
+    Raises:
+        OptionError: Both have names, and not the same ones.
+    """
     known: Origin | None = model.__dict__.get("_origins", {}).get("X") if argument == "X_new" else None
     names = list(getattr(value, "columns", ()))
     if known is None or not known.columns or names == known.columns:
         return value
     same = len(set(names)) == len(names) and set(names) == set(known.columns)
+    if not same and names and all(isinstance(name, str) for name in (*names, *known.columns)):
+        raise _exceptions.OptionError(
+            f"{who}: {argument} must have the columns {known.columns} of the training data, got {names}."
+        )
     return value[known.columns] if same else value
 
 

@@ -163,7 +163,7 @@ def make_curved_evaluation(
     linear = [i for i, number in enumerate(numbers) if number.is_variance]
     if len(linear) + len(covered - {-1}) != len(numbers):
         return None
-    found = read_linear_map(general, linear, [numbers[i].power for i in linear], _LEARNED)
+    found = read_linear_map(general, flat, linear, [numbers[i].power for i in linear], _LEARNED)
     if found is None:
         return None
     for part in curved:

@@ -66,11 +66,22 @@ class DiffuseStates(NamedTuple):
         """Return the proper part of the prior, with mean 0 and variance scales² in diffuse states."""
         if not self.positions:
             return m, P
-        proper = torch.ones_like(m[..., :1, :].flatten()[: m.shape[-1]] if m.dim() > 1 else m)
-        proper[self.positions] = 0.0
-        variances = torch.zeros_like(proper)
-        variances[self.positions] = m.new_tensor(self.scales).square()
+        proper, variances = self._mark_proper(P)
         return proper * m, proper[:, None] * proper * P + torch.diag(variances)
+
+    def make_masks(self, P: Tensor) -> tuple[Tensor, Tensor]:
+        """Return M and V (n, n): the proper part of a prior with covariance P is M * P + V."""
+        proper, variances = self._mark_proper(P)
+        return proper[:, None] * proper, torch.diag(variances)
+
+    def _mark_proper(self, P: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (n,), 1 for states with a proper prior and 0 for others, and the variances of the others."""
+        proper = P.new_ones(P.shape[-1])
+        variances = torch.zeros_like(proper)
+        if self.positions:
+            proper[self.positions] = 0.0
+            variances[self.positions] = P.new_tensor(self.scales).square()
+        return proper, variances
 
     def compute_log_unit(self) -> float:
         """Return the logarithm of the volume of a unit of δ."""

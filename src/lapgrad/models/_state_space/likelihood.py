@@ -134,11 +134,8 @@ class SeriesEvaluation:
     @functools.cached_property
     def _prior(self) -> tuple[Tensor, Tensor, Tensor]:
         """Flat directions (n, d), a mask (n, n) of the entries of P that count, and what is added to P."""
-        n = self._offset.shape[-1]
-        ones = self.y.new_ones(n)
-        _, kept = self.diffuse.make_prior(ones, self.y.new_ones(n, n))
-        _, variances = self.diffuse.make_prior(ones, self.y.new_zeros(n, n))
-        return self.diffuse.make_directions(ones), kept - variances, variances
+        zeros = self._offset.flatten()
+        return self.diffuse.make_directions(zeros), *self.diffuse.make_masks(zeros)
 
     @functools.cached_property
     def _offset(self) -> Tensor:
@@ -254,8 +251,10 @@ def make_evaluation(
     size = sum(flat[i].numel() for i in _VARIANCES)
     if any(operand.requires_grad for operand in others) or size * len(numbers) > _LARGEST_MAP:
         return general
-    found = read_linear_map(general, range(len(numbers)), [number.power for number in numbers], _VARIANCES)
-    return general if found is None or len(found.base) != size else VarianceEvaluation(general, flat, found)
+    found = read_linear_map(
+        general, flat, range(len(numbers)), [number.power for number in numbers], _VARIANCES
+    )
+    return general if found is None else VarianceEvaluation(general, flat, found)
 
 
 class LinearMap(NamedTuple):
@@ -268,7 +267,11 @@ class LinearMap(NamedTuple):
 
 @torch.no_grad()
 def read_linear_map(
-    general: SeriesEvaluation, coordinates: Sequence[int], powers: Sequence[float], operands: Sequence[int]
+    general: SeriesEvaluation,
+    flat: Sequence[Tensor],
+    coordinates: Sequence[int],
+    powers: Sequence[float],
+    operands: Sequence[int],
 ) -> LinearMap | None:
     """Return the linear map from variances to some operands; None: it is not linear.
 
@@ -277,6 +280,7 @@ def read_linear_map(
 
     Args:
         general: Computes the matrices.
+        flat: All operands at the present parameters.
         coordinates: Which of the learned numbers are variances; the others stay.
         powers: exp(power · raw) is the variance.
         operands: Positions of the operands.
@@ -284,18 +288,21 @@ def read_linear_map(
     parameters = general.parameters
     kept = torch.cat([parameter.flatten() for parameter in parameters])
     k = kept.new_tensor(powers)
+    is_proper, variances = general.diffuse.make_masks(flat[6])
 
     def compute(raw: Tensor) -> Tensor:
         set_tensors(parameters, raw)
         block, R = general.make_matrices()
-        P = general.diffuse.make_prior(block.m, block.P)[1]
-        found = {1: block.A, 3: block.Q, 4: R, 6: P}
+        found = {1: block.A, 3: block.Q, 4: R, 6: torch.addcmul(variances, is_proper, block.P)}
         return torch.cat([found[i].flatten() for i in operands])
 
-    wanted = compute(kept)
+    wanted = torch.cat([flat[i].flatten() for i in operands])
     plain = kept.clone()
     plain[coordinates] = 0.0
     at_ones = compute(plain)
+    if len(at_ones) != len(wanted):
+        set_tensors(parameters, kept)
+        return None
     E = wanted.new_empty(len(k), len(wanted))
     for row, i in enumerate(coordinates):
         raw = plain.clone()
@@ -305,7 +312,8 @@ def read_linear_map(
     # Products of small integers and powers of 2 are exact; rounding errors of other products are set to zero.
     E[E.abs() < 1e-12 * E.abs().amax()] = 0.0
     base = at_ones - E.sum(0)
-    base[base.abs() < 1e-12 * at_ones.abs().amax()] = 0.0
+    # What does not depend on a variance has no rounding error, such as cos(π / 2) = 6e-17 of a wave.
+    base[(base.abs() < 1e-12 * at_ones.abs().amax()) & (E != 0.0).any(0)] = 0.0
     found = base + torch.exp(k * kept[coordinates]) @ E
     tolerance = 64 * torch.finfo(k.dtype).eps
     if bool(((found - wanted).abs() > tolerance * wanted.abs() + tolerance * 1e-3 * base.abs()).any()):

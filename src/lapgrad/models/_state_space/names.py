@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from torch import Tensor, nn
@@ -14,12 +15,18 @@ from lapgrad.models.components.base import Sum
 def iterate_descriptors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
     """Yield the path, the module and the descriptor of all hyper-parameters of a model and its parts."""
     for path, module in model.named_modules():
-        found: dict[str, Hyperparameter] = {}
-        for base in reversed(type(module).__mro__):
-            found |= {name: value for name, value in vars(base).items() if isinstance(value, Hyperparameter)}
-        for name in sorted(found):
-            if hasattr(module, found[name].raw_name):
-                yield f"{path}.{name}" if path else name, module, found[name]
+        for name, descriptor in _list_descriptors_of_class(type(module)):
+            if hasattr(module, descriptor.raw_name):
+                yield f"{path}.{name}" if path else name, module, descriptor
+
+
+@functools.cache
+def _list_descriptors_of_class(kind: type) -> list[tuple[str, Hyperparameter]]:
+    """Return names and descriptors of a class and its bases, by name. Looking for them takes long."""
+    found: dict[str, Hyperparameter] = {}
+    for base in reversed(kind.__mro__):
+        found |= {name: value for name, value in vars(base).items() if isinstance(value, Hyperparameter)}
+    return sorted(found.items())
 
 
 def list_descriptors(model: nn.Module) -> list[tuple[Tensor, Hyperparameter, bool]]:

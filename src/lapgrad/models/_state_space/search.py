@@ -52,14 +52,21 @@ _MOST_COLUMNS = 12
 _HOPE = 0.1
 """A search from another start ends when a move gains less than this part of what it lacks."""
 
+_NEAR_BOTTOM = 0.5
+"""How far from a minimum, in logarithms or logits, the curvature there says what the loss is."""
+
+_SAME_LOSS = 1e-10
+"""Losses whose relative difference is smaller are equal, up to rounding."""
+
 _NEAR_END = 0.1
 """Promised less than this, a search from another start ends if that does not make it the best."""
 
 #: Returns a point with vanishing variances set to nearly zero, or None, given a point and its gradient.
 Shorten = Callable[[Array, Array], Array | None]
 
-#: Returns a point whose variances have the best common scale, or None, given a point and its gradient.
-Rescale = Callable[[Array, Array], Array | None]
+#: Returns a point whose variances have the best common scale, and what the loss should change by; or None.
+#: It is given a point and its gradient.
+Rescale = Callable[[Array, Array], tuple[Array, float] | None]
 
 #: Returns some of the points that it has evaluated, to begin from, given a minimum, its value and gradient,
 #: and a function that evaluates the loss.
@@ -165,6 +172,8 @@ class _Search:
         self.who, self.function, self.limits, self.callback, self.show = who, evaluate, limits, callback, show
         self.steps, self.history = 0, list[float]()
         self.inverse: Array | None = None
+        #: The point where the Hessian was computed last, and the Hessian there.
+        self.bottom: tuple[_Point, Array] | None = None
 
     def run(self, x: Array, propose: Propose, rescale: Rescale) -> str:
         """Search from x and from other starts; return why the search counts as converged."""
@@ -181,12 +190,17 @@ class _Search:
             )
         start = _Point(x, value, gradient)
         self.accept(start)
-        moved = rescale(x, gradient)
-        if moved is not None:
-            there = self.evaluate(moved)
+        rescaled = rescale(x, gradient)
+        if rescaled is not None:
+            there = self.evaluate(rescaled[0])
             if there.value < start.value:
                 start = there
                 self.accept(start)
+            # If the loss is that of a change of scale, and there is nothing else to learn, its only minimum
+            # has been found.
+            missed = abs(there.value - value - rescaled[1])
+            if len(x) == 1 and missed <= _SAME_LOSS * max(1.0, abs(value)):
+                return "the best value of the only variance is known in closed form"
         reason = self.descend(start)
         for _ in range(_RESTARTS):
             before = self.best.value
@@ -213,11 +227,9 @@ class _Search:
         inverse = self.compute_inverse(point) if self.inverse is None or is_fresh else self.inverse
         while True:
             direction = -(inverse @ point.gradient)
-            slope = float(direction @ point.gradient)
             found = None
-            if slope < 0.0:
-                longest = min(1.0, _LONGEST_STEP / float(np.abs(direction).max()))
-                found = self.search_line(point, direction, slope, longest)
+            if float(direction @ point.gradient) < 0.0:
+                found = self.search_line(point, _limit_direction(direction, point.gradient))
             if found is None:
                 if is_fresh:
                     return "no further improvement can be found"
@@ -230,8 +242,10 @@ class _Search:
             threshold = self.limits.compute_threshold(point.value)
             if point.value < self.best.value:
                 self.accept(point)
-            elif max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value) or (
-                promise < _NEAR_END and 1.25 * promise < point.value - self.best.value
+            elif (
+                self.is_falling_back(point)
+                or max(change, 2.0 * promise) < _HOPE * (point.value - self.best.value)
+                or (promise < _NEAR_END and 1.25 * promise < point.value - self.best.value)
             ):
                 return ""
             if change < threshold and promise < threshold:
@@ -240,6 +254,19 @@ class _Search:
                 inverse, is_fresh = self.compute_inverse(point), True
                 if 0.5 * float(point.gradient @ inverse @ point.gradient) < threshold:
                     return f"the loss changed by less than {threshold:.1g}, and its gradient promises no more"
+
+    def is_falling_back(self, point: _Point) -> bool:
+        """Return whether a search from another start is on its way to the minimum that is known.
+
+        It is if it has come near that minimum, and its loss is the one that the curvature there says.
+        """
+        if self.bottom is None or self.bottom[0].x is not self.best.x:
+            return False
+        distance = point.x - self.best.x
+        if np.abs(distance).max() > _NEAR_BOTTOM:
+            return False
+        rise, expected = point.value - self.best.value, 0.5 * float(distance @ self.bottom[1] @ distance)
+        return 0.5 * expected < rise < 2.0 * expected
 
     def take_short_cut(self, point: _Point) -> _Point:
         """Return a point whose vanishing variances are nearly zero, if it is better; else the point itself.
@@ -271,7 +298,9 @@ class _Search:
             if not math.isfinite(there.value):
                 return np.eye(k) / max(1.0, float(np.abs(point.gradient).max()))
             hessian[i] = (there.gradient - point.gradient) / _DIFFERENCE
-        values, vectors = np.linalg.eigh(0.5 * (hessian + hessian.T))
+        hessian = 0.5 * (hessian + hessian.T)
+        self.bottom = point, hessian
+        values, vectors = np.linalg.eigh(hessian)
         # A step along an eigenvector is not longer than ``_LONGEST_STEP``.
         along = np.abs(vectors.T @ point.gradient)
         values = np.maximum(
@@ -281,8 +310,9 @@ class _Search:
         self.inverse = inverse
         return inverse
 
-    def search_line(self, start: _Point, direction: Array, slope: float, step: float) -> _Point | None:
+    def search_line(self, start: _Point, direction: Array) -> _Point | None:
         """Return a point that meets the weak conditions of Wolfe, else a better one, else None."""
+        slope, step = float(direction @ start.gradient), 1.0
         low, high, best = 0.0, math.inf, start
         for _ in range(_TRIALS):
             trial = self.evaluate(start.x + step * direction)
@@ -330,6 +360,19 @@ class _Search:
             raise _SearchEnd("the callback asked to stop")
 
 
+def _limit_direction(direction: Array, gradient: Array) -> Array:
+    """Return a direction in which no parameter changes by more than ``_LONGEST_STEP``.
+
+    The logarithm of a variance of nearly zero has no curvature, and its step is long: it is cut alone, so
+    that the others keep theirs, unless that leads uphill.
+    """
+    largest = float(np.abs(direction).max())
+    if largest <= _LONGEST_STEP:
+        return direction
+    cut: Array = direction.clip(-_LONGEST_STEP, _LONGEST_STEP)
+    return cut if float(cut @ gradient) < 0.0 else (_LONGEST_STEP / largest) * direction
+
+
 def _update_inverse(inverse: Array, s: Array, y: Array) -> Array:
     """Return (I - ρ s yᵀ) H⁻¹ (I - ρ y sᵀ) + ρ s sᵀ, ρ = 1 / yᵀ s; s, y: changes of point and gradient."""
     curvature = float(s @ y)
@@ -337,5 +380,7 @@ def _update_inverse(inverse: Array, s: Array, y: Array) -> Array:
     size = float(y @ Hy)
     if not curvature > 1e-12 * size:
         return inverse
-    cross = s[:, None] * Hy
-    return inverse + ((1.0 + size / curvature) / curvature * s)[:, None] * s - (cross + cross.T) / curvature
+    # = H⁻¹ + s wᵀ + w sᵀ.
+    w = (0.5 * (1.0 + size / curvature) / curvature) * s - Hy / curvature
+    change = s[:, None] * w
+    return inverse + change + change.T

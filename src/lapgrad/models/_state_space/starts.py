@@ -127,6 +127,10 @@ def propose_start(
     that of the minimum. Those with the lowest losses are returned, the best one first: half as many as there
     are parameters, at most three.
 
+    Variances also stand in for each other: a trend may follow the data by its slope or by its level. With
+    three parameters or more, the largest variance changes places with each of the others, and the best of
+    these points comes last.
+
     Args:
         numbers: What the coordinates are.
         x: (k,), the minimum.
@@ -149,7 +153,25 @@ def propose_start(
         if best is not None:
             found_best.append((lowest, i, best))
     chosen = sorted(found_best, key=lambda one: one[:2])[: min(3, (len(numbers) + 1) // 2)]
-    return [candidate for _, _, candidate in chosen]
+    swapped = _swap_largest(numbers, x) if len(numbers) > 2 else []
+    tried = sorted(((evaluate(candidate), i) for i, candidate in enumerate(swapped)), key=lambda one: one[0])
+    return [*(candidate for _, _, candidate in chosen), *(swapped[i] for _, i in tried[:1])]
+
+
+def _swap_largest(numbers: Sequence[LearnedNumber], x: Array) -> list[Array]:
+    """Return points at which another variance is as large as the largest one, which becomes small."""
+    sizes = [
+        number.power * float(x[i]) if number.is_variance else -math.inf for i, number in enumerate(numbers)
+    ]
+    largest = int(np.argmax(sizes))
+    points = []
+    for i, number in enumerate(numbers):
+        if number.is_variance and i != largest:
+            point = x.copy()
+            point[i] = sizes[largest] / number.power
+            point[largest] -= _LOWERED / numbers[largest].power
+            points.append(point)
+    return points
 
 
 def _list_changes(number: LearnedNumber, at: float, largest: float, slope: float) -> list[float]:
@@ -184,11 +206,12 @@ def shorten_way(numbers: Sequence[LearnedNumber], x: Array, gradient: Array) -> 
 
 def rescale_variances(
     numbers: Sequence[LearnedNumber], count: int, x: Array, gradient: Array
-) -> Array | None:
+) -> tuple[Array, float] | None:
     """Return a point with the variances multiplied by a common factor that is best; None: there are none.
 
     If all variances are learned, the loss for a factor c is (count log c + quadratic / c) / 2 and a constant,
-    and its derivative at c = 1, (count - quadratic) / 2, says what the quadratic form is.
+    and its derivative at c = 1, (count - quadratic) / 2, says what the quadratic form is. The change of the
+    loss in this case is returned, too.
 
     Args:
         numbers: What the coordinates are.
@@ -202,4 +225,5 @@ def rescale_variances(
     factor = 1.0 - 2.0 * slope / count if is_scaled else 1.0
     if not (math.isfinite(factor) and factor > 0.0) or abs(math.log(factor)) < _SAME_SCALE:
         return None
-    return x + math.log(factor) / powers
+    change = 0.5 * (count * math.log(factor) + (count - 2.0 * slope) * (1.0 / factor - 1.0))
+    return x + math.log(factor) / powers, change

@@ -114,6 +114,10 @@ class Component(ParametrisedModule, abc.ABC):
     def prepare(self, variance: float) -> None:
         """Choose the hyper-parameters that the constructor got as None, for data of this variance."""
 
+    def find_degeneracy(self) -> str | None:
+        """Return why the likelihood has no maximum near the present hyper-parameters; None: it may have."""
+        return None
+
     def start_from(self, data: SeriesFacts) -> None:
         """Choose the hyper-parameters that the constructor got as None; by default with ``prepare``."""
         self.prepare(data.variance)
@@ -221,6 +225,10 @@ class Sum(Component):
             _sum_present([block.R for block in blocks]),
         )
 
+    def find_degeneracy(self) -> str | None:
+        """Return what the first part says that has something to say."""
+        return next(filter(None, (part.find_degeneracy() for part in self.components)), None)
+
     def start_from(self, data: SeriesFacts) -> None:
         """Choose the hyper-parameters of all parts that the constructors got as None."""
         for part in self.components:
@@ -258,7 +266,10 @@ def _number_labels(labels: list[str]) -> list[str]:
 
 
 def _broadcast_leading(tensors: list[Tensor], own: int = 2) -> list[Tensor]:
-    leading = torch.broadcast_shapes(*[tensor.shape[:-own] for tensor in tensors])
+    shapes = [tensor.shape[:-own] for tensor in tensors]
+    if all(shape == shapes[0] for shape in shapes):
+        return tensors  # torch.broadcast_shapes takes longer than everything else here
+    leading = torch.broadcast_shapes(*shapes)
     return [tensor.expand(*leading, *tensor.shape[-own:]) for tensor in tensors]
 
 

@@ -18,6 +18,9 @@ from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, NUMBERS, Entry
 from lapgrad.models.components.base import Block, Component
 
+_NO_CYCLE = 1e-3
+"""A cycle that fades to this part in one step is none."""
+
 
 class HarmonicSeasonal(Component):
     """A season of any period, also one that is no integer: a sum of waves whose amplitudes wander.
@@ -124,7 +127,8 @@ class Cycle(Component):
         variance: Variance of the noise of a state; None: chosen by the data; 0: the cycle is a fixed wave.
         damped: Learn the damping, between 0 and 1, by which the wave fades in a step; else it is 1.
         stationary: The first state of a damped cycle has the stationary distribution. Else nothing is known
-            of it, as in statsmodels.
+            of it, as in statsmodels; if the data have no cycle, the damping then goes to zero, where the
+            likelihood grows without bound (``fit`` warns).
         period_bounds: The period stays between these two.
 
     Attributes:
@@ -217,6 +221,19 @@ class Cycle(Component):
             P = variance / lost * identity if self.stationary else P
         B = variance.new_tensor([[[1.0, 0.0]]])
         return Block(A, B, noise[:, None, None] * identity, variance.new_zeros(2), P)
+
+    def find_degeneracy(self) -> str | None:
+        """Return what is wrong with a damping of nearly zero: the second state is not seen any more."""
+        if self.stationary or not self.damped:
+            return None
+        damping = self.damping.detach().item()
+        if damping > _NO_CYCLE:
+            return None
+        return (
+            f"{self.label}.damping has become {damping:.1g}: the data have no such cycle, and "
+            f"the likelihood has no maximum, because nothing is known of its first state. "
+            f"Cycle(stationary=True) has one."
+        )
 
     def start_from(self, data: SeriesFacts) -> None:
         """Choose the period and the variance if they were not given."""

@@ -15,7 +15,7 @@ from lapgrad._torch import lu as _torch_lu
 from lapgrad.models import _checks
 from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._parameters import Value, bounded
-from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash
+from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash, squash_number
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
@@ -225,6 +225,13 @@ class AR(Component):
     def curve(self, raw: Array) -> CurvedBlock:
         """Return the companion matrix and the stationary distribution, with their derivatives."""
         n = self.order
+        if n == 1:
+            # Arrays would take most of the time of a fit of a short series.
+            a, of_a = squash_number(float(raw[0]), -1.0, 1.0)
+            stationary = 1.0 / (1.0 - a * a)
+            numbers = np.array([a, of_a, stationary, 2.0 * a * of_a * stationary**2])
+            A, of_A, P, of_P = numbers.reshape(4, 1, 1, 1)
+            return CurvedBlock(A[0], of_A, P[0], of_P)
         partial, slopes = squash(raw, -1.0, 1.0)
         found, gradient = partial[:1], np.diag(slopes)[:, :1]
         for k in range(1, n):
@@ -234,7 +241,8 @@ class AR(Component):
         A, gradient_of_A = np.eye(n, k=-1), np.zeros((n, n, n))
         A[0], gradient_of_A[:, 0] = found, gradient
         # P = A P Aᵀ + e eᵀ, and dP = A dP Aᵀ + dA P Aᵀ + A P dAᵀ.
-        inverse = np.linalg.inv(np.eye(n * n) - np.kron(A, A))
+        squared = (A[:, None, :, None] * A[:, None]).reshape(n * n, n * n)  # A ⊗ A
+        inverse = np.linalg.inv(np.eye(n * n) - squared)
         P = inverse[:, 0].reshape(n, n)
         P = 0.5 * (P + P.T)
         half = gradient_of_A @ (P @ A.T)

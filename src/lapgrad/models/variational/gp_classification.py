@@ -68,7 +68,8 @@ class GPClassification(LayeredModel):
         DTypeError, DeviceError, ShapeError: X is not a float32 or float64 matrix, or ``labels`` has another
             length.
         NonFiniteError: X has a NaN or an infinity; the rows are named.
-        OptionError: An option is not one of those of ``VariationalGP``, or there are fewer than two classes.
+        OptionError: An option is not one of those of ``VariationalGP``, there are fewer than two classes, or
+            labels are numbers with a fraction.
 
     Example:
         >>> from lapgrad.models import GPClassification
@@ -212,4 +213,10 @@ def _as_labels(who: str, labels: Any) -> NDArray[Any]:
         array = array.astype(str)
     if array.dtype.kind not in "biufU":
         raise _exceptions.DTypeError(f"{who}: labels must be numbers or text, got {array.dtype}.")
+    if array.dtype.kind == "f" and not np.array_equal(array, np.floor(array)):
+        first = float(array[array != np.floor(array)][0])
+        raise _exceptions.OptionError(
+            f"{who}: labels must be classes (whole numbers or text), got {first!r}. "
+            f"For continuous observations use GPRegression or VariationalGP."
+        )
     return array
