@@ -173,8 +173,3 @@ def test_capture_by_users_is_refused() -> None:
     with evaluation.defer_checks() as collected:
         assert checks.hand_over()
     assert collected == [checks]
-
-
-def test_recorders_are_what_evaluations_want() -> None:
-    recorder: _cuda_graph.Recorder = Repeating()
-    recorder.close()
