@@ -166,7 +166,7 @@ class GPClassification(LayeredModel):
         return self.classes[drawn[..., 0].long().cpu().numpy()]
 
     def number_observations(self, who: str, y: Any, X: Tensor, name: str) -> Any:
-        """Return the numbers (n,) of the classes for labels; what is given before ``classes`` are known."""
+        """Return the class numbers (n,) of labels; labels as they are before ``classes`` is set."""
         if not hasattr(self, "classes"):
             return y
         array = _as_labels(who, y)
