@@ -45,7 +45,7 @@ class Formula(NamedTuple):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def join_features(self, points: int) -> Tensor:
-        """(n, d), detached and contiguous; ``points`` is n."""
+        """Return all features as one matrix (n, d), detached and contiguous; ``points`` is n."""
         parts = [features.detach() for features in self.features]
         if not parts:
             return self.scalars[0].detach().new_empty(points, 0)
