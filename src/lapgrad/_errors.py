@@ -66,7 +66,7 @@ def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> D
     return DegenerateSpectrumError(
         f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
         f"that are equal to working precision (or on vectors of zero ones): it has no derivative there, or "
-        f"none that is seen through them.",
+        f"none that can be computed from them.",
         item,
     )
 
@@ -197,7 +197,7 @@ def innovation_failed(
         )
     if code < -observations:
         return NonFiniteError(
-            f"{operator}: {series}: the observation at step {step} less its prediction is not finite.",
+            f"{operator}: {series}: the observation at step {step} minus its prediction is not finite.",
             item,
             0,
         )

@@ -279,8 +279,8 @@ def test_missing_data_are_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--datasets", "boston"], "'boston' is not one of naval1"),
         (["--folds", "11"], "there are 10 folds"),
-        (["--inducing", "50,x"], "'x' is no positive whole number"),
-        (["--lr", "-1"], "'-1' is no positive number"),
+        (["--inducing", "50,x"], "'x' is not a positive whole number"),
+        (["--lr", "-1"], "'-1' is not a positive number"),
     ],
 )
 def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,7 +174,7 @@ class GPClassification(LayeredModel):
         if not known.all():
             unknown = np.unique(array[~known]).tolist()[:5]
             raise _exceptions.OptionError(
-                f"{who}: {name} has labels that are no class of the model: {unknown}."
+                f"{who}: {name} has labels that are not classes of the model: {unknown}."
             )
         return torch.as_tensor(np.searchsorted(self.classes, array), device=X.device)
 
