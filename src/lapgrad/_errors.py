@@ -241,7 +241,7 @@ def pivot_not_finite(operator: str, batch: Sequence[int], failure: tuple[int, in
     """The error for ``(flat item, -k)``: pivot k (from 1) of a factorisation with pivoting is not finite."""
     item, pivot = batch_index(failure[0], batch), -failure[1]
     return NonFiniteError(
-        f"{operator}: {_item_name('A', item)} contains NaN or infinity, or overflows: what is left of its "
+        f"{operator}: {_item_name('A', item)} contains NaN or infinity, or overflows: the remaining "
         f"diagonal at pivot {pivot} is not finite.",
         item,
         pivot,

@@ -1,7 +1,7 @@
 """Matrices of covariance functions that a device computes in one pass, and differentiates in another.
 
 A device that has such kernels (``_kernels/cuda/kernel_matrix.py``) knows covariance functions as formulas.
-Kernels of models say which formula is theirs (``models.kernels.Kernel.express``).
+Kernels of models return their formula by ``models.kernels.Kernel.express``.
 """
 
 from __future__ import annotations
