@@ -38,7 +38,7 @@ def convert_noise_variance(operator: str, value: Tensor | float, like: Tensor) -
 
 
 def check_noise_is_positive(operator: str, value: Tensor) -> None:
-    """Raises if a number is not positive, unless reading it would make the host wait."""
+    """Raises if a number is not positive, where its value can be read without waiting."""
     if skips_dispatcher((value,)) and may_read(value) and not (value > 0).all():
         raise _exceptions.OptionError(
             f"{operator}: noise_var must be positive, got {value.detach().min().item():g}."
