@@ -82,9 +82,9 @@ figure.savefig(options.output / "bayesian_linear_regression.png", dpi=120)
 # %% [markdown]
 # ## LQ or Cholesky?
 #
-# Features in awkward units: powers of a number between 0 and 1, in units over 8 decades. The Cholesky way
-# forms their products, and squares the condition number; the LQ factorisation does not. What are right digits
-# in one are noise in the other. (In float32, Cholesky fails outright.)
+# Features in awkward units: powers of a number between 0 and 1, in units over 8 decades. Cholesky forms their
+# products, and squares the condition number; the LQ factorisation does not. Digits that are right in one are
+# noise in the other. (In float32, Cholesky fails outright.)
 
 # %%
 powers = (torch.linspace(0.0, 1.0, 60, dtype=torch.float64)[:, None]) ** torch.arange(16)

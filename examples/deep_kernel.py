@@ -58,7 +58,7 @@ deep = GPRegression(x, y, Deep(RBF(), network(1, 50, 50, 1, seed=0)), noise_var=
 deep_result = deep.fit("adam", steps=60 if options.quick else 600, lr=0.01)
 x_new = torch.linspace(-1, 1, 400, dtype=torch.float64)
 for name, model, result in (("RBF", plain, plain_result), ("deep RBF", deep, deep_result)):
-    # Between the observations next to the step, nobody can know where it is.
+    # The data do not say where the step is between the two observations next to it.
     known = x_new[(x_new < x[x < 0].max()) | (x_new > x[x > 0].min())]
     error = (model.predict(known).mean - truth(known)).square().mean().sqrt()
     print(

@@ -77,7 +77,7 @@ print(f"counts: the rate is off by {error.item():.1%} on average")
 # %% [markdown]
 # ## Outliers
 #
-# One observation in twelve is wrong. Student's distribution has room for it; the Gaussian model follows it,
+# One observation in twelve is wrong. Student's distribution allows for it; the Gaussian model follows it,
 # or takes everything for noise.
 
 # %%

@@ -3,8 +3,8 @@
 # %% [markdown]
 # # Gaussian process regression
 #
-# Observations $y_i = f(x_i) + \varepsilon_i$ of a function with covariance $k(x, z)$. What we believe about
-# the function stands in the kernel. Its hyper-parameters are learned by the marginal likelihood,
+# Observations $y_i = f(x_i) + \varepsilon_i$ of a function with covariance $k(x, z)$. The kernel says what we
+# believe about the function. Its hyper-parameters are learned by the marginal likelihood,
 # $-\log p(y) = \tfrac12 r^\top A^{-1} r + \tfrac12 \log\det A + \tfrac n2 \log 2\pi$, $A = K + \sigma^2 I$.
 
 # %%

@@ -5,7 +5,7 @@
 #
 # A signal is a sum of decays, $y(t) = \sum_j c_j e^{-r_j t}$. Given the rates $r$, the amplitudes $c$ are the
 # solution of a linear least-squares problem. So there is no need to *search* for them: `lapgrad.linalg.lstsq`
-# gives them, and gradients of what is left over flow through the solution back to the rates. That is
+# gives them, and gradients of the residual flow through the solution back to the rates. That is
 # *variable projection* (Golub and Pereyra, 1973), here in three lines.
 
 # %%

@@ -14,7 +14,7 @@ _TESTS = Path(__file__).resolve().parent
 _PLACES = (_TESTS, _TESTS / "ops", _TESTS / "core", Path(lapgrad.__file__).resolve().parents[1])
 
 
-def environment(**changes: str) -> dict[str, str]:
+def make_environment(**changes: str) -> dict[str, str]:
     """The environment of a process that can import modules of the tests and the package that they test."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAPGRAD_")}
     path = os.pathsep.join([*map(str, _PLACES), inherited.get("PYTHONPATH", "")])
@@ -25,14 +25,14 @@ def run(code: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run ``code``; modules of the tests can be imported in it, and warnings are errors as in the tests."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env=environment(**changes),
+        env=make_environment(**changes),
         capture_output=True,
         text=True,
         timeout=300,
     )
 
 
-def output(code: str, **changes: str) -> str:
+def get_output(code: str, **changes: str) -> str:
     """What ``code`` prints; it must succeed."""
     done = run(code, **changes)
     assert done.returncode == 0, done.stderr

@@ -10,15 +10,15 @@ from typing import Any
 import lapgrad
 
 
-def _functions(prefix: str, module: ModuleType) -> dict[str, Callable[..., Any]]:
+def _list_functions(prefix: str, module: ModuleType) -> dict[str, Callable[..., Any]]:
     found = {prefix + name: getattr(module, name) for name in module.__all__}
     return {name: value for name, value in found.items() if inspect.isfunction(value)}
 
 
 _FOUND: dict[str, Callable[..., Any]] = {
-    **_functions("", lapgrad),
-    **_functions("linalg.", lapgrad.linalg),
-    **_functions("fused.", lapgrad.fused),
+    **_list_functions("", lapgrad),
+    **_list_functions("linalg.", lapgrad.linalg),
+    **_list_functions("fused.", lapgrad.fused),
 }
 
 #: Functions of a function (a kernel) and tensors. The tables of samples and benchmarks know operands that are

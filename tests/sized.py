@@ -17,7 +17,7 @@ FLAGS: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def all_flags(name: str) -> list[Flags]:
+def list_flag_choices(name: str) -> list[Flags]:
     """Every combination of the operator's flags."""
     choices = FLAGS[name]
     return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]

@@ -244,7 +244,7 @@ class KalmanSteps {
         return good;
     }
 
-    // L := its lower Cholesky factor, with 1 for a pivot that is not positive and finite. Returns whether there was none.
+    // L := its lower Cholesky factor, with 1 for a pivot that is not positive and finite. Returns whether all pivots were.
     bool factor_innovation() {
         const V largest = S::fill(std::numeric_limits<T>::max());
         bool good = true;

@@ -1,10 +1,9 @@
-// The Kalman filter and its adjoint for one series with one observation at a time, in double precision: rows of matrices are padded
-// to whole vectors, and products read only the entries of A and B that are not zero. Included only by isa_kernels.cpp.
+// The Kalman filter and its adjoint for one series with one observation at a time, in double precision. Included only by isa_kernels.cpp.
 //
-// The mathematics is that of lane_kalman.h and flat_prior.h with p = 1, with two differences that save time. The gain k and the
-// innovations of each step are kept, so that the adjoint does not run the filter again.
-// Flat directions M of the prior are integrated out as soon as the data determine them well, at the start of step t0, instead of
-// being carried to the end. With G = [[g00, g'], [g, H]] of the steps before t0 and z = -H^-1 g,
+// Rows of matrices are padded to whole vectors, and products read only the nonzero entries of A and B. The mathematics is that of
+// lane_kalman.h and flat_prior.h with p = 1, with two differences that save time. The gain k and the innovations of each step are kept, so
+// that the adjoint does not run the filter again. Flat directions M of the prior are integrated out as soon as the data determine them
+// well, at the start of step t0, instead of being carried to the end. With G = [[g00, g'], [g, H]] of the steps before t0 and z = -H^-1 g,
 //
 //     m := m + M z,  P := P + M H^-1 M',  s = (g00 - g' H^-1 g + log det H) / 2 + the terms of the later steps
 //

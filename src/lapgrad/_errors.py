@@ -66,7 +66,7 @@ def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> D
     return DegenerateSpectrumError(
         f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
         f"that are equal to working precision (or on vectors of zero ones): it has no derivative there, or "
-        f"none that is seen through them.",
+        f"none that can be computed from them.",
         item,
     )
 
@@ -197,7 +197,7 @@ def innovation_failed(
         )
     if code < -observations:
         return NonFiniteError(
-            f"{operator}: {series}: the observation at step {step} less its prediction is not finite.",
+            f"{operator}: {series}: the observation at step {step} minus its prediction is not finite.",
             item,
             0,
         )
@@ -241,7 +241,7 @@ def pivot_not_finite(operator: str, batch: Sequence[int], failure: tuple[int, in
     """The error for ``(flat item, -k)``: pivot k (from 1) of a factorisation with pivoting is not finite."""
     item, pivot = batch_index(failure[0], batch), -failure[1]
     return NonFiniteError(
-        f"{operator}: {_item_name('A', item)} contains NaN or infinity, or overflows: what is left of its "
+        f"{operator}: {_item_name('A', item)} contains NaN or infinity, or overflows: the remaining "
         f"diagonal at pivot {pivot} is not finite.",
         item,
         pivot,

@@ -13,7 +13,14 @@ from public import IN_TORCH_TERMS
 from tolerances import HIGHER_ORDER, assert_all_close, assert_close
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
-from torch_samples import call, comparable, detached, differentiable, draw_samples, find_operator
+from torch_samples import (
+    call,
+    detach_all,
+    draw_samples,
+    find_operator,
+    select_comparable,
+    split_differentiable,
+)
 
 import lapgrad
 from lapgrad import linalg
@@ -42,17 +49,19 @@ def test_values(name: str, dtype: torch.dtype) -> None:
         for sample in (drawn, drawn.noncontiguous()):
             expected, actual = call(operator, sample), call_here(name, sample)
             assert type(actual) is type(expected)
-            assert_all_close(comparable(sample, actual), comparable(sample, expected), HIGHER_ORDER)
+            assert_all_close(
+                select_comparable(sample, actual), select_comparable(sample, expected), HIGHER_ORDER
+            )
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_gradients(name: str) -> None:
     operator = find_operator(SAMPLES[name])
     for sample in draw_samples(SAMPLES[name], requires_grad=True, most=8):
-        operands, _ = differentiable(sample)
+        operands, _ = split_differentiable(sample)
         results = [
-            comparable(sample, call(operator, sample)),
-            comparable(sample, call_here(name, sample)),
+            select_comparable(sample, call(operator, sample)),
+            select_comparable(sample, call_here(name, sample)),
         ]
         torch.manual_seed(1)
         pairs = [(x, y, torch.randn_like(x)) for x, y in zip(*results, strict=True) if x.requires_grad]
@@ -70,7 +79,7 @@ def test_gradients(name: str) -> None:
 def test_gradients_that_are_not_those_of_torch(name: str) -> None:
     """They are those of finite differences within the structure of the matrix."""
     for sample in draw_samples(SAMPLES[name], requires_grad=True, most=2):
-        operands, rebuild = differentiable(sample)
+        operands, rebuild = split_differentiable(sample)
         upper = sample.kwargs.get("upper", False)
 
         def function(
@@ -84,7 +93,7 @@ def test_gradients_that_are_not_those_of_torch(name: str) -> None:
             else:
                 further = [further[0].triu() if upper else further[0].tril(), *further[1:]]
             results = getattr(linalg, name)(first, *further, **options)
-            return tuple(comparable(sample, results))
+            return tuple(select_comparable(sample, results))
 
         assert torch.autograd.gradcheck(function, operands, fast_mode=True, check_undefined_grad=False)
 
@@ -100,7 +109,7 @@ def test_out(name: str) -> None:
         ):
             out = tuple(targets) if isinstance(expected, tuple) else targets[0]
             by_torch = find_operator(SAMPLES[name]).op(
-                sample.input, *sample.args, **sample.kwargs, out=detached(out)
+                sample.input, *sample.args, **sample.kwargs, out=detach_all(out)
             )
             returned = call_here(name, sample, out=out)
             assert type(returned) is type(by_torch)
@@ -108,7 +117,7 @@ def test_out(name: str) -> None:
                 returned if isinstance(expected, tuple) else (returned,), targets, tensors, strict=True
             ):
                 assert result.data_ptr() == target.data_ptr()
-                assert_close(target, detached(value))
+                assert_close(target, detach_all(value))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

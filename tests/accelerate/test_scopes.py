@@ -31,7 +31,7 @@ def overrides_removed() -> Iterator[None]:
     lapgrad.accelerate.off()
 
 
-def takes(function: str = "cholesky") -> bool:
+def is_taken(function: str = "cholesky") -> bool:
     """Return whether a call of ``torch.linalg.<function>`` runs on lapgrad now."""
     before = lapgrad.accelerate.stats().taken
     getattr(torch.linalg, function)(A)
@@ -39,11 +39,11 @@ def takes(function: str = "cholesky") -> bool:
 
 
 def test_process() -> None:
-    assert not takes()
+    assert not is_taken()
     lapgrad.accelerate(always=True)
-    assert takes()
+    assert is_taken()
     lapgrad.accelerate.off()
-    assert not takes()
+    assert not is_taken()
 
 
 def test_off_gives_torch_its_kernels_back() -> None:
@@ -61,110 +61,110 @@ def test_off_gives_torch_its_kernels_back() -> None:
 
 def test_block() -> None:
     with lapgrad.accelerate(always=True):
-        assert takes()
-    assert not takes()
+        assert is_taken()
+    assert not is_taken()
 
 
 def test_block_ends_with_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), lapgrad.accelerate(always=True):
         raise ZeroDivisionError
-    assert not takes()
+    assert not is_taken()
 
 
 def test_only() -> None:
     with lapgrad.accelerate(only={"eigh"}, always=True):
-        assert takes("eigh")
-        assert takes("eigvalsh")
-        assert not takes("cholesky")
+        assert is_taken("eigh")
+        assert is_taken("eigvalsh")
+        assert not is_taken("cholesky")
     with lapgrad.accelerate(only="cholesky", always=True):
-        assert takes("cholesky")
+        assert is_taken("cholesky")
 
 
 def test_only_refuses_other_names() -> None:
     with pytest.raises(lapgrad.OptionError, match=r"only.*'cholesky'.*'choleski'"):
         lapgrad.accelerate(only={"choleski"})
-    assert not takes()
+    assert not is_taken()
 
 
 def test_the_innermost_scope_decides() -> None:
     with lapgrad.accelerate(always=True):
         with lapgrad.accelerate(only={"qr"}, always=True):
-            assert not takes("cholesky")
-            assert takes("qr")
+            assert not is_taken("cholesky")
+            assert is_taken("qr")
             with lapgrad.accelerate.off():
-                assert not takes("qr")
+                assert not is_taken("qr")
                 with lapgrad.accelerate(always=True):
-                    assert takes("cholesky")
-                assert not takes("cholesky")
-            assert takes("qr")
-        assert takes("cholesky")
+                    assert is_taken("cholesky")
+                assert not is_taken("cholesky")
+            assert is_taken("qr")
+        assert is_taken("cholesky")
 
 
 def test_block_without_acceleration_in_an_accelerated_process() -> None:
     lapgrad.accelerate(always=True)
     with lapgrad.accelerate.off():
-        assert not takes()
-    assert takes()
+        assert not is_taken()
+    assert is_taken()
 
 
 def test_off_in_an_open_block_is_for_the_process() -> None:
     with lapgrad.accelerate(always=True):
         lapgrad.accelerate.off()
-        assert takes()
-    assert not takes()
+        assert is_taken()
+    assert not is_taken()
 
 
 def test_a_block_in_the_process_leaves_its_choice() -> None:
     lapgrad.accelerate(only={"cholesky"}, always=True)
     with lapgrad.accelerate(only={"qr"}, always=True):
-        assert takes("qr")
-    assert takes("cholesky")
-    assert not takes("qr")
+        assert is_taken("qr")
+    assert is_taken("cholesky")
+    assert not is_taken("qr")
 
 
 def test_a_scope_can_be_entered_again() -> None:
     scope = lapgrad.accelerate(always=True)
     with scope:
         with scope:
-            assert takes()
-        assert takes()
-    assert not takes()
+            assert is_taken()
+        assert is_taken()
+    assert not is_taken()
     with scope:
-        assert takes()
+        assert is_taken()
 
 
 def test_function() -> None:
     @lapgrad.accelerate(always=True)
     def inside(depth: int) -> bool:
         """Return whether lapgrad takes calls at every level of the recursion."""
-        return takes() and (depth == 0 or inside(depth - 1))
+        return is_taken() and (depth == 0 or inside(depth - 1))
 
-    assert not takes()
+    assert not is_taken()
     assert inside(2)
     assert (inside.__doc__ or "").startswith("Return whether lapgrad takes calls")
-    assert not takes()
+    assert not is_taken()
 
 
 def test_a_function_outlives_off() -> None:
-    inside = lapgrad.accelerate(always=True)(takes)
+    inside = lapgrad.accelerate(always=True)(is_taken)
     lapgrad.accelerate.off()
     assert inside()
-    assert not takes()
+    assert not is_taken()
 
 
 def test_generator() -> None:
     @lapgrad.accelerate(always=True)
     def inside() -> Iterator[bool]:
         try:
-            yield takes()
+            yield is_taken()
         except ZeroDivisionError:
-            yield takes()
+            yield is_taken()
 
     steps = inside()
     assert next(steps)
-    assert not takes()
+    assert not is_taken()
     assert steps.throw(ZeroDivisionError())
-    assert not takes()
+    assert not is_taken()
     steps.close()
 
 
@@ -178,10 +178,10 @@ def in_a_thread(function: object) -> object:
 
 def test_threads() -> None:
     with lapgrad.accelerate(always=True):
-        assert takes()
-        assert not in_a_thread(takes)
+        assert is_taken()
+        assert not in_a_thread(is_taken)
     lapgrad.accelerate(always=True)
-    assert in_a_thread(takes)
+    assert in_a_thread(is_taken)
 
 
 def test_scopes_of_many_threads() -> None:
@@ -218,8 +218,8 @@ def test_constructions_in_two_threads_leave_nothing_behind() -> None:
     """Each block is in force in the process for the moment between its construction and its entry."""
     first, second = lapgrad.accelerate(always=True), lapgrad.accelerate(always=True)
     with first, second:
-        assert takes()
-    assert not takes()
+        assert is_taken()
+    assert not is_taken()
 
 
 def test_async_tasks() -> None:
@@ -227,14 +227,14 @@ def test_async_tasks() -> None:
     async def inside() -> list[bool]:
         found = []
         for _ in range(3):
-            found.append(takes())
+            found.append(is_taken())
             await asyncio.sleep(0)
         return found
 
     async def outside() -> list[bool]:
         found = []
         for _ in range(3):
-            found.append(takes())
+            found.append(is_taken())
             await asyncio.sleep(0)
         return found
 

@@ -17,13 +17,13 @@ from torch_samples import (
     OPERATORS,
     WITHOUT_GRADIENT,
     WRONG_FORWARD_OVER_REVERSE,
+    accelerate_everything,
     call,
-    comparable,
-    detached,
-    differentiable,
+    detach_all,
     draw_samples,
-    everything,
     find_operator,
+    select_comparable,
+    split_differentiable,
 )
 
 import lapgrad
@@ -64,11 +64,13 @@ def test_values_and_layouts(name: str, dtype: torch.dtype) -> None:
         ):
             for sample in (drawn, drawn.noncontiguous()):
                 expected = call(operator, sample)
-                with everything():
+                with accelerate_everything():
                     actual = call(operator, sample)
                 assert type(actual) is type(expected)
                 assert layouts(actual) == layouts(expected)
-                assert_all_close(comparable(sample, actual), comparable(sample, expected), HIGHER_ORDER)
+                assert_all_close(
+                    select_comparable(sample, actual), select_comparable(sample, expected), HIGHER_ORDER
+                )
     assert lapgrad.accelerate.stats().taken or name in LEFT_TO_TORCH
 
 
@@ -76,13 +78,13 @@ def test_values_and_layouts(name: str, dtype: torch.dtype) -> None:
 def test_gradients(name: str) -> None:
     operator = find_operator(name)
     for sample in draw_samples(name, requires_grad=True, most=25):
-        operands, _ = differentiable(sample)
-        expected = comparable(sample, call(operator, sample))
+        operands, _ = split_differentiable(sample)
+        expected = select_comparable(sample, call(operator, sample))
         cotangents = [torch.randn_like(x) if x.requires_grad else None for x in expected]
         gradients = []
         for accelerated in (False, True):
-            with everything() if accelerated else lapgrad.accelerate.off():
-                results = comparable(sample, call(operator, sample))
+            with accelerate_everything() if accelerated else lapgrad.accelerate.off():
+                results = select_comparable(sample, call(operator, sample))
                 chosen = [(x, g) for x, g in zip(results, cotangents, strict=True) if g is not None]
                 gradients.append(
                     torch.autograd.grad(
@@ -113,13 +115,13 @@ SYMMETRIC = {
 
 def as_function(operator: Any, sample: Any) -> tuple[Any, list[Tensor]]:
     """Return a function and its operands for gradcheck; it returns differentiable tensors only."""
-    operands, rebuild = differentiable(sample)
-    with_gradient = [result.requires_grad for result in comparable(sample, call(operator, sample))]
+    operands, rebuild = split_differentiable(sample)
+    with_gradient = [result.requires_grad for result in select_comparable(sample, call(operator, sample))]
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
         first, further, options = rebuild(*values)
         results = operator.gradcheck_wrapper(operator.op, first, *further, **options)
-        return tuple(itertools.compress(comparable(sample, results), with_gradient))
+        return tuple(itertools.compress(select_comparable(sample, results), with_gradient))
 
     return function, operands
 
@@ -131,7 +133,7 @@ def test_derivatives_are_those_of_differences(name: str) -> None:
     for sample in draw_samples(name, requires_grad=True, most=3):
         function, operands = as_function(operator, sample)
         forward = operator.supports_forward_ad
-        with everything():
+        with accelerate_everything():
             assert torch.autograd.gradcheck(
                 function,
                 operands,
@@ -160,9 +162,9 @@ def test_vmap(name: str) -> None:
             continue
 
         def compute(A: Tensor, sample: Any = sample) -> list[Tensor]:
-            return comparable(sample, operator.op(A, *sample.args, **sample.kwargs))
+            return select_comparable(sample, operator.op(A, *sample.args, **sample.kwargs))
 
-        with everything():
+        with accelerate_everything():
             mapped = torch.func.vmap(compute)(torch.stack([sample.input, sample.input]))
         for results in zip(*[m.unbind() for m in mapped], strict=True):
             assert_all_close(list(results), compute(sample.input), HIGHER_ORDER)
@@ -182,26 +184,28 @@ def test_out(name: str) -> None:
             [torch.zeros(x.shape, dtype=x.dtype) for x in tensors],
             [torch.zeros(x.shape[::-1], dtype=x.dtype).permute(tuple(range(x.dim()))[::-1]) for x in tensors],
         ):
-            kept = detached(targets)
+            kept = detach_all(targets)
             by_torch = operator.op(
                 sample.input, *sample.args, **sample.kwargs, out=tuple(kept) if several else kept[0]
             )
-            with everything():
+            with accelerate_everything():
                 operator.op(
                     sample.input, *sample.args, **sample.kwargs, out=tuple(targets) if several else targets[0]
                 )
             assert layouts(targets) == layouts(kept)
             result = type(expected)(targets) if several else targets[0]
-            assert_all_close(comparable(sample, result), comparable(sample, by_torch), HIGHER_ORDER)
+            assert_all_close(
+                select_comparable(sample, result), select_comparable(sample, by_torch), HIGHER_ORDER
+            )
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_inference_mode(name: str) -> None:
     operator = find_operator(name)
     for sample in draw_samples(name, most=6):
-        expected = comparable(sample, call(operator, sample))
-        with torch.inference_mode(), everything():
-            actual = comparable(sample, call(operator, sample))
+        expected = select_comparable(sample, call(operator, sample))
+        with torch.inference_mode(), accelerate_everything():
+            actual = select_comparable(sample, call(operator, sample))
         assert all(result.is_inference() for result in actual)
         assert_all_close(actual, expected, HIGHER_ORDER)
     assert lapgrad.accelerate.stats().taken or name in LEFT_TO_TORCH
@@ -218,7 +222,7 @@ def test_errors(name: str) -> None:
         for accelerated in (False, True):
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
-                with everything() if accelerated else lapgrad.accelerate.off():
+                with accelerate_everything() if accelerated else lapgrad.accelerate.off():
                     try:
                         call(operator, sample)
                         outcomes.append((None, "", [str(w.message) for w in seen]))

@@ -80,18 +80,18 @@ def draw_samples(
     """Samples with entries; with ``most`` that many of them, spread evenly over all."""
     torch.manual_seed(0)
     drawn = find_operator(name).sample_inputs("cpu", dtype, requires_grad=requires_grad)
-    samples = [sample for sample in drawn if all(t.numel() for t in tensors_of(sample))]
+    samples = [sample for sample in drawn if all(t.numel() for t in list_tensors(sample))]
     step = 1 if most is None else max(1, len(samples) // most)
     return iter(samples[::step][:most])
 
 
-def tensors_of(sample: Any) -> list[Tensor]:
+def list_tensors(sample: Any) -> list[Tensor]:
     """All operands of a sample."""
     leaves, _ = tree_flatten((sample.input, sample.args, sample.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def differentiable(sample: Any) -> tuple[list[Tensor], Callable[..., Any]]:
+def split_differentiable(sample: Any) -> tuple[list[Tensor], Callable[..., Any]]:
     """Return the operands that require a gradient, and a function from such operands to all arguments."""
     leaves, structure = tree_flatten((sample.input, sample.args, sample.kwargs))
     positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -110,17 +110,17 @@ def call(operator: Any, sample: Any) -> Any:
     return operator.op(sample.input, *sample.args, **sample.kwargs)
 
 
-def comparable(sample: Any, results: Any) -> list[Tensor]:
+def select_comparable(sample: Any, results: Any) -> list[Tensor]:
     """Return the tensors in ``results`` that do not depend on the signs of vectors."""
     processed = sample.output_process_fn_grad(results)
     return [leaf for leaf in tree_flatten(processed)[0] if isinstance(leaf, Tensor)]
 
 
-def detached(value: Any) -> Any:
+def detach_all(value: Any) -> Any:
     """Return a copy whose tensors are detached clones."""
     return tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, value)
 
 
-def everything() -> Any:
+def accelerate_everything() -> Any:
     """Return a context in which lapgrad takes every call that it can."""
     return lapgrad.accelerate(always=True)

@@ -156,7 +156,7 @@ def test_options_that_do_not_fit(
     [
         (["--models", "lda"], "'lda' is not one of sparse_gp"),
         (["--peer", "jax"], "one of gpytorch, gpy, gpflow"),
-        (["--inducing", "0"], "'0' is no positive whole number"),
+        (["--inducing", "0"], "'0' is not a positive whole number"),
         (["--kernels", "cubic"], "'cubic' is not one of rbf, matern52"),
     ],
 )

@@ -41,14 +41,14 @@ def bench(*options):
     return cli.main(["bench", "ops", "--give-up", "0", *map(str, options)])
 
 
-def parsed(*options):
+def parse_arguments(*options):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_args(list(options))
 
 
-def planned(*options, earlier=None):
-    return plan.make_plan(parsed(*options), earlier)
+def make_plan_of(*options, earlier=None):
+    return plan.make_plan(parse_arguments(*options), earlier)
 
 
 def test_rows_say_what_was_measured(tmp_path):
@@ -106,7 +106,7 @@ def test_the_yardstick_takes_turns_but_not_more_than_a_tenth_of_the_time(monkeyp
 
 
 def test_quick_has_sizes_for_plots_and_every_operator():
-    items = planned("--quick").items
+    items = make_plan_of("--quick").items
     sizes = {name: set() for name in OPERATORS}
     for item in items:
         sizes[item.case.operator.name].add(str(item.case.shape))
@@ -117,7 +117,9 @@ def test_quick_has_sizes_for_plots_and_every_operator():
 
 
 def test_options_count_more_than_quick():
-    items = planned("--quick", "--ops", "potrf", "--sizes", "5", "--batches", "", "--dtypes", "float32").items
+    items = make_plan_of(
+        "--quick", "--ops", "potrf", "--sizes", "5", "--batches", "", "--dtypes", "float32"
+    ).items
     assert [str(item.case) for item in items] == ["potrf 5 float32"]
     assert items[0].phases == ("forward", "backward")
 
@@ -142,13 +144,13 @@ def test_a_run_says_how_long_it_takes_and_keeps_to_its_budget(tmp_path, capsys):
 
 
 def test_quick_measures_what_matters_first_and_takes_at_most_three_minutes():
-    items = plan.order_by_importance(planned("--quick").items)
+    items = plan.order_by_importance(make_plan_of("--quick").items)
     first = [item.case.dtype for item in items].index(torch.float32)
     assert all(item.case.dtype == torch.float32 for item in items[first:])
     assert {item.case.operator.name for item in items[:first]} == set(OPERATORS)
-    budget = plan.Budget(plan.choose_budget(parsed("--quick")), 120.0)
+    budget = plan.Budget(plan.choose_budget(parse_arguments("--quick")), 120.0)
     assert budget.seconds + budget.patience <= 180.0
-    assert plan.choose_budget(parsed()) == math.inf
+    assert plan.choose_budget(parse_arguments()) == math.inf
 
 
 @pytest.mark.parametrize("rich", [True, False])
@@ -231,14 +233,14 @@ def test_ctrl_c_leaves_a_whole_file(tmp_path):
 )
 def test_other_options_are_no_resumption(options, message, tmp_path, capsys):
     file = tmp_path / "ops.json"
-    Results("ops", options=planned(*SMALL).options).write(file)
+    Results("ops", options=make_plan_of(*SMALL).options).write(file)
     assert bench(*SMALL, "--output", file, "--resume", *options) == 2
     assert message in capsys.readouterr().err
 
 
 def test_another_machine_is_no_resumption(tmp_path, capsys):
     file = tmp_path / "ops.json"
-    results = Results("ops", options=planned(*SMALL).options)
+    results = Results("ops", options=make_plan_of(*SMALL).options)
     results.machine["cpu"]["model"] = "abacus"
     results.write(file)
     assert bench(*SMALL, "--output", file, "--resume") == 2
@@ -292,12 +294,12 @@ def test_bars_are_gone_on_with(tmp_path, monkeypatch, capsys):
 def test_results_that_differ_end_in_an_error_after_the_others(monkeypatch, capsys):
     real = requests.measure
 
-    def differs(case, *rest, **options):
+    def make_disagreement(case, *rest, **options):
         if case.operator.name == "syrk":
             raise runner.DisagreementError(f"{case}: result 0 differs")
         return real(case, *rest, **options)
 
-    monkeypatch.setattr(requests, "measure", differs)
+    monkeypatch.setattr(requests, "measure", make_disagreement)
     assert bench(*SMALL) == 1
     shown = capsys.readouterr()
     assert "not timed: syrk 4 float64: result 0 differs" in shown.err

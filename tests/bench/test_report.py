@@ -57,7 +57,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def page_of(tmp_path: Path, *results: Results) -> Page:
+def render(tmp_path: Path, *results: Results) -> Page:
     paths = []
     for i, result in enumerate(results):
         paths.append(tmp_path / f"file{i}.json")
@@ -129,7 +129,7 @@ def test_nothing_is_fetched(whole: Page) -> None:
     assert "default-src 'none'" in (policy or "")
 
 
-def ratios(results: Results, peer: str) -> dict[tuple[Any, ...], float]:
+def compute_ratios(results: Results, peer: str) -> dict[tuple[Any, ...], float]:
     """Return the speed-ups over a peer, computed directly from the rows."""
     times: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in results.rows:
@@ -141,7 +141,7 @@ def ratios(results: Results, peer: str) -> dict[tuple[Any, ...], float]:
 
 @pytest.mark.parametrize("peer", ["torch", "jax"])
 def test_counts_are_those_of_the_file(whole: Page, peer: str) -> None:
-    found = ratios(sample_results.ops(), peer).values()
+    found = compute_ratios(sample_results.ops(), peer).values()
     faster, slower = sum(r > 1.05 for r in found), sum(r < 1 / 1.05 for r in found)
     assert faster
     assert slower
@@ -156,7 +156,7 @@ def test_counts_are_those_of_the_file(whole: Page, peer: str) -> None:
 
 
 def test_slower_cases_are_named(whole: Page) -> None:
-    for key, ratio in ratios(sample_results.ops(), "torch").items():
+    for key, ratio in compute_ratios(sample_results.ops(), "torch").items():
         shown = f"{key[0]} {key[1].strip('[]').replace(', ', '×')} {key[2]} {key[3]} {ratio:.2f}×"
         shown = re.sub(r" (\d+)×\1 ", r" \1 ", shown)
         assert (shown in whole.text) == (ratio < 1 / 1.05), shown
@@ -164,7 +164,7 @@ def test_slower_cases_are_named(whole: Page) -> None:
 
 def test_many_slower_cases_are_named_by_operator(whole: Page) -> None:
     """Against JAX 32 of 48 cases are slower."""
-    found = ratios(sample_results.ops(), "jax")
+    found = compute_ratios(sample_results.ops(), "jax")
     assert "all 32 cases" in whole.text
     for operator in ("gesvd", "syrk", "potrf"):
         slower = [r for key, r in found.items() if key[0] == operator and r < 1 / 1.05]
@@ -209,7 +209,7 @@ def test_operators_that_a_library_failed_on_are_named(tmp_path: Path) -> None:
     results = sample_results.ops()
     failed = results.rows[2]
     failed |= {"median_s": None, "error": "it hangs"}
-    text = page_of(tmp_path, results).text
+    text = render(tmp_path, results).text
     assert "No result in 1 case" in text
     assert "jax, potrf 64 float64 forward: it hangs" in text
 
@@ -217,14 +217,14 @@ def test_operators_that_a_library_failed_on_are_named(tmp_path: Path) -> None:
 def test_bars_of_a_gpu_are_shown_with_its_work_alone(whole: Page, tmp_path: Path) -> None:
     results = sample_results.MAKERS["ops"]()
     results.bars[0]["device"] = 7.25
-    assert "GPU's work alone" in (shown := page_of(tmp_path, results).text)
+    assert "GPU's work alone" in (shown := render(tmp_path, results).text)
     assert "7.25×" in shown
     assert "GPU's work alone" not in whole.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_alone(tmp_path: Path, kind: str) -> None:
-    shown = page_of(tmp_path, sample_results.MAKERS[kind]())
+    shown = render(tmp_path, sample_results.MAKERS[kind]())
     titles = {"ops": "Operators", "models": "Models", "table1": "Table 1", "table2": "Table 2"}
     titles["deep_gp_regression"] = "Deep Gaussian process regression"
     titles["sweep"] = "Random sizes"
@@ -238,44 +238,44 @@ def test_a_file_without_rows(tmp_path: Path, kind: str) -> None:
     results = sample_results.MAKERS[kind]()
     results.rows.clear()
     results.bars.clear()
-    assert "file0.json holds no figures" in page_of(tmp_path, results).text
+    assert "file0.json holds no figures" in render(tmp_path, results).text
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_row(tmp_path: Path, kind: str) -> None:
     results = sample_results.MAKERS[kind]()
     del results.rows[1:]
-    assert "1 figure from 1 file" in page_of(tmp_path, results).text
+    assert "1 figure from 1 file" in render(tmp_path, results).text
 
 
 def test_facts_may_be_missing(tmp_path: Path) -> None:
     results = sample_results.ops()
     results.machine, results.command = {}, ""
-    shown = page_of(tmp_path, results)
+    shown = render(tmp_path, results)
     assert "a CPU that was not recorded" in shown.text
 
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="a()"> & \' {{ 1/0 }} $\\frac{$ \x00\ud800'
 
 
-def hostile(value: Any) -> Any:
+def add_hostile_html(value: Any) -> Any:
     """Return the value with a piece of hostile HTML added to every text in it."""
     if isinstance(value, str):
         return value + HOSTILE
     if isinstance(value, dict):
-        return {key: hostile(inner) for key, inner in value.items()}
-    return [hostile(inner) for inner in value] if isinstance(value, list) else value
+        return {key: add_hostile_html(inner) for key, inner in value.items()}
+    return [add_hostile_html(inner) for inner in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_everything_is_escaped(tmp_path: Path, kind: str) -> None:
     results = sample_results.MAKERS[kind]()
-    plain = page_of(tmp_path, results)
-    results.rows = [{**row, **hostile(row)} for row in results.rows]
+    plain = render(tmp_path, results)
+    results.rows = [{**row, **add_hostile_html(row)} for row in results.rows]
     for row in results.rows:
         row["library"] = row.get("library", "").removesuffix(HOSTILE)
-    results.machine, results.peers = hostile(results.machine), hostile(results.peers)
-    results.bars, results.command = hostile(results.bars), results.command + HOSTILE
+    results.machine, results.peers = add_hostile_html(results.machine), add_hostile_html(results.peers)
+    results.bars, results.command = add_hostile_html(results.bars), results.command + HOSTILE
     path = tmp_path / f"{kind}.json"
     path.write_text(json.dumps(results.as_dict()))
     runs, problems = read_runs([path])
@@ -293,7 +293,7 @@ def test_interrupted_busy_and_changed(tmp_path: Path) -> None:
     results = sample_results.ops()
     results.complete = False
     results.machine = sample_results.machine(load_average=[7.5, 1, 1], commit="0123456789ab-dirty")
-    text = page_of(tmp_path, results).text
+    text = render(tmp_path, results).text
     assert "file0.json was interrupted" in text
     assert "it began on a busy machine (load 7.5)" in text
     assert "changes that are in no commit (0123456789ab-dirty)" in text
@@ -306,7 +306,7 @@ def test_two_files_of_one_machine_are_merged_and_the_newest_counts(tmp_path: Pat
     for row in new.rows:
         if row["library"] == "torch":
             row["median_s"] *= 10
-    shown = page_of(tmp_path, new, old)
+    shown = render(tmp_path, new, old)
     assert "16 cases are in more than one of file1.json, file0.json: the newest file counts" in shown.text
     assert "in 32 of 48 cases" in shown.text
     assert "to 50.0×" in shown.text
@@ -318,7 +318,7 @@ def test_two_machines_stand_side_by_side(tmp_path: Path) -> None:
     there.machine = sample_results.machine(
         date="2026-11-16T09:00:00+00:00", cuda={"available": True, "devices": ["Sample GPU"]}
     )
-    shown = page_of(tmp_path, here, there)
+    shown = render(tmp_path, here, there)
     assert "A: Sample GPU" in shown.text
     assert "B: Sample CPU @ 2.80GHz, 2 cores" in shown.text
     assert "A: operators, CUDA, against torch" in shown.text
@@ -338,7 +338,7 @@ def test_two_versions_on_one_machine_are_told_apart(tmp_path: Path) -> None:
     assert titles[1].endswith("commit ba9876543210")
 
 
-def changed(tmp_path: Path, name: str, value: Any) -> Path:
+def write_changed_file(tmp_path: Path, name: str, value: Any) -> Path:
     """Return the path of a file in which one field of the third row is replaced or removed."""
     content = sample_results.ops().as_dict()
     if value is ...:
@@ -362,7 +362,7 @@ def changed(tmp_path: Path, name: str, value: Any) -> Path:
     ],
 )
 def test_wrong_rows_are_named(tmp_path: Path, name: str, value: Any, message: str) -> None:
-    runs, (problem,) = read_runs([changed(tmp_path, name, value)])
+    runs, (problem,) = read_runs([write_changed_file(tmp_path, name, value)])
     assert not runs
     assert message in problem.reason
 

@@ -16,11 +16,11 @@ from lapgrad_bench.common.results import Results
 LIMITS = draw.Limits.choose(torch.device("cpu"), 2, call_seconds=2.0)
 
 
-def first_cases(seed, count, **options):
+def draw_first_cases(seed, count, **options):
     return list(itertools.islice(draw.draw_cases(seed, LIMITS, **options), count))
 
 
-def sweep(*options):
+def run_sweep(*options):
     """Run the command in this process, so that tests can replace what is measured."""
     small = ["--call-seconds", "0.001", "--seconds", "60"]
     return cli.main(["bench", "sweep", "--give-up", "0", *small, *map(str, options)])
@@ -32,18 +32,18 @@ def row(library, seconds, operator="potrf", shape=(8, 8), phase="forward", **cha
 
 
 def test_cases_depend_on_the_seed_alone():
-    assert first_cases(3, 70) == first_cases(3, 90)[:70]
-    assert first_cases(3, 70) != first_cases(4, 70)
+    assert draw_first_cases(3, 70) == draw_first_cases(3, 90)[:70]
+    assert draw_first_cases(3, 70) != draw_first_cases(4, 70)
 
 
 def test_every_operator_is_drawn_once_per_round():
-    cases = first_cases(0, 2 * len(OPERATORS))
+    cases = draw_first_cases(0, 2 * len(OPERATORS))
     for half in (cases[: len(OPERATORS)], cases[len(OPERATORS) :]):
         assert {case.operator.name for case in half} == set(OPERATORS)
 
 
 def test_sizes_are_spread_over_the_whole_range():
-    shapes = [case.shape for case in first_cases(0, 2000, operators=["extractdiag", "trsm", "gesvd"])]
+    shapes = [case.shape for case in draw_first_cases(0, 2000, operators=["extractdiag", "trsm", "gesvd"])]
     assert min(shape.n for shape in shapes) == 1
     assert max(shape.n for shape in shapes) > 3000
     assert max(shape.items for shape in shapes) > 50_000
@@ -57,11 +57,13 @@ def test_sizes_are_spread_over_the_whole_range():
 
 
 def test_operators_of_square_matrices_are_square():
-    assert all(case.shape.n == case.shape.m for case in first_cases(0, 200, operators=["potrf", "inverse"]))
+    assert all(
+        case.shape.n == case.shape.m for case in draw_first_cases(0, 200, operators=["potrf", "inverse"])
+    )
 
 
 def test_limits_hold():
-    for case in first_cases(1, 500):
+    for case in draw_first_cases(1, 500):
         assert draw.count_operand_bytes(case) <= LIMITS.operand_bytes
         assert draw.estimate_seconds(case, LIMITS) <= LIMITS.call_seconds
     # So tight that a filter of one step is the only one left.
@@ -114,7 +116,7 @@ def test_fields_of_a_map():
 def test_a_run_and_its_continuation(tmp_path, capsys, monkeypatch):
     file, plots = tmp_path / "sweep.json", tmp_path / "plots"
     common = ["--ops", "syrk,potrf", "--seed", "5", "--output", file]
-    assert sweep(*common, "--cases", 2) == 0
+    assert run_sweep(*common, "--cases", 2) == 0
     first = Results.load(file, "sweep")
     assert {each["number"] for each in first.rows} == {0, 1}
     assert {each["phase"] for each in first.rows} == {"forward", "backward"}
@@ -124,16 +126,16 @@ def test_a_run_and_its_continuation(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         requests, "measure", lambda case, *rest, **more: measured.append(case) or measure(case, *rest, **more)
     )
-    assert sweep(*common, "--cases", 4, "--resume", "--plots", plots) == 0
+    assert run_sweep(*common, "--cases", 4, "--resume", "--plots", plots) == 0
     assert len({str(case) for case in measured}) == 2
     assert Results.load(file, "sweep").rows[: len(first.rows)] == first.rows
     assert sorted(path.name for path in plots.iterdir()) == ["sweep-potrf.png", "sweep-syrk.png"]
-    assert sweep("--ops", "syrk,potrf", "--seed", "6", "--output", file, "--resume") == 2
+    assert run_sweep("--ops", "syrk,potrf", "--seed", "6", "--output", file, "--resume") == 2
 
 
 def test_time_is_up(tmp_path):
     file = tmp_path / "sweep.json"
-    assert sweep("--ops", "syrk", "--seconds", "1e-9", "--output", file) == 0
+    assert run_sweep("--ops", "syrk", "--seconds", "1e-9", "--output", file) == 0
     assert json.loads(file.read_text())["rows"] == []
 
 
@@ -143,10 +145,10 @@ def test_a_case_without_figures_is_named_and_not_repeated(tmp_path, capsys, monk
 
     file = tmp_path / "sweep.json"
     monkeypatch.setattr(requests, "measure", disagree)
-    assert sweep("--ops", "syrk", "--cases", 1, "--output", file) == 1
+    assert run_sweep("--ops", "syrk", "--cases", 1, "--output", file) == 1
     assert "off by one" in capsys.readouterr().out
     monkeypatch.setattr(requests, "measure", lambda *rest, **more: pytest.fail("measured again"))
-    assert sweep("--ops", "syrk", "--cases", 1, "--output", file, "--resume") == 1
+    assert run_sweep("--ops", "syrk", "--cases", 1, "--output", file, "--resume") == 1
 
 
 def test_a_slower_timing_is_repeated_for_longer(tmp_path, monkeypatch):
@@ -171,7 +173,7 @@ def test_a_slower_timing_is_repeated_for_longer(tmp_path, monkeypatch):
 
     monkeypatch.setattr(requests, "measure", measure)
     file = tmp_path / "sweep.json"
-    assert sweep("--ops", "potrf", "--cases", 1, "--output", file) == 0
+    assert run_sweep("--ops", "potrf", "--cases", 1, "--output", file) == 0
     assert [phases for phases, _ in asked] == [("forward", "backward"), ("backward",)]
     assert asked[1][1] > asked[0][1]
     assert [one.ratio for one in summary.compare_libraries(Results.load(file).rows)] == [1.0, 1.0]

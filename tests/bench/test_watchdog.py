@@ -251,7 +251,7 @@ def test_a_bar_that_cannot_be_measured_is_missed_and_tried_again_later(monkeypat
 def test_a_limit_is_a_number_of_seconds(text, capsys):
     with pytest.raises(SystemExit):
         cli.main(["bench", "ops", f"--give-up={text}"])
-    assert f"{text!r} is no number of seconds" in capsys.readouterr().err
+    assert f"{text!r} is not a positive number of seconds" in capsys.readouterr().err
 
 
 def test_peers_are_compared_with_lapgrad_where_torch_is_left_out(monkeypatch):

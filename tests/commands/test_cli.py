@@ -71,9 +71,9 @@ def test_version(capsys):
         (["bench", "ops", "--ops", "portf"], "'portf' is not one of potrf"),
         (["bench", "ops", "--batches", "8xx8"], "'8xx8' is no shape"),
         (["bench", "ops", "--dtypes", "float16"], "'float16' is not one of"),
-        (["bench", "ops", "--threads", "0"], "'0' is no list of thread counts"),
+        (["bench", "ops", "--threads", "0"], "'0' is not a list of thread counts"),
         (["bench"], "required: topic"),
-        (["demo", "--steps", "0"], "'0' is no positive whole number"),
+        (["demo", "--steps", "0"], "'0' is not a positive whole number"),
     ],
 )
 def test_wrong_options_are_named(arguments, message, capsys):

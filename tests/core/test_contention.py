@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fresh_process import output
+from fresh_process import get_output
 
 from lapgrad import _quota
 from lapgrad._kernels import cpu as _cpu
@@ -23,7 +23,7 @@ MS = 1_000_000
 START = 10**15
 
 
-def contended_governor(now: int = START) -> object:
+def make_contended_governor(now: int = START) -> object:
     """Return a governor that has seen two late joins, the second one at ``now``."""
     governor = _cpu.core.Governor()
     governor.report_join(now - MS, MS // 10, 3 * MS)
@@ -53,7 +53,7 @@ def test_one_late_join_is_no_contention() -> None:
 
 
 def test_late_joins_lead_to_one_thread_for_a_while() -> None:
-    governor = contended_governor()
+    governor = make_contended_governor()
     assert governor.limit(2, START + 1) == 1
     assert governor.limit(4, START + 99 * MS) == 1
     assert governor.limit(2, START + 101 * MS) == 2
@@ -71,7 +71,7 @@ def test_preemptions_count_by_the_time_that_a_thread_ran(
 
 
 def test_retreats_get_longer_while_contention_comes_back() -> None:
-    governor, now, lengths = contended_governor(), START, []
+    governor, now, lengths = make_contended_governor(), START, []
     for _ in range(8):
         length = next(ms for ms in range(10_000) if governor.limit(2, now + ms * MS) == 2)
         lengths.append(length)
@@ -81,7 +81,7 @@ def test_retreats_get_longer_while_contention_comes_back() -> None:
 
 
 def test_a_quiet_time_makes_the_next_retreat_short_again() -> None:
-    governor = contended_governor()
+    governor = make_contended_governor()
     for now in (START + 110 * MS, START + 330 * MS):
         governor.report_preemptions(now, 3, 10 * MS)
     later = START + 5000 * MS
@@ -91,14 +91,14 @@ def test_a_quiet_time_makes_the_next_retreat_short_again() -> None:
 
 
 def test_contention_on_fewer_threads_extends_the_retreat() -> None:
-    governor = contended_governor()
+    governor = make_contended_governor()
     governor.report_preemptions(START + 90 * MS, 3, 10 * MS)
     assert governor.limit(2, START + 150 * MS) == 1
     assert governor.limit(2, START + 191 * MS) == 2
 
 
 def test_large_teams_are_halved() -> None:
-    governor, found = contended_governor(), []
+    governor, found = make_contended_governor(), []
     for i in range(5):
         found.append(governor.limit(16, START + i * MS + 1))
         governor.report_preemptions(START + i * MS + 1, 3, 10 * MS)
@@ -192,4 +192,4 @@ def test_the_environment_switches_retreats_off() -> None:
         "core.retreat_now()\n"
         "print(core.limited_threads())\n"
     )
-    assert output(program, LAPGRAD_CONTENTION="off").strip() == "2"
+    assert get_output(program, LAPGRAD_CONTENTION="off").strip() == "2"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from paths import take_path
-from samples import OPERATORS, Sample, joined
-from sized import all_flags, sample
+from samples import OPERATORS, Sample, join_results
+from sized import list_flag_choices, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 
@@ -74,7 +74,7 @@ def compute_value_and_gradients(
 ) -> Results:
     """Return value and gradients of f, with operands and cotangent in that layout."""
     leaves = [layout(arg.detach()).requires_grad_() for arg in one.args]
-    result = joined(f(*leaves, **one.kwargs))
+    result = join_results(f(*leaves, **one.kwargs))
     cotangent = make_cotangent(result)
     cotangent = layout(cotangent) if result.dim() == 3 and layout is not share_first_item else cotangent
     return [result.detach(), *torch.autograd.grad(result, leaves, cotangent)]
@@ -89,7 +89,7 @@ def compute_expected(
     With ``same`` all items of a batch are equal.
     """
     found = []
-    for flags in all_flags(name):
+    for flags in list_flag_choices(name):
         one = sample(name, n, flags, other=other, batch=(BATCH,), dtype=dtype)
         double = Sample(tuple(arg.double() for arg in one.args), flags, one.id)
         results = compute_value_and_gradients(
@@ -148,12 +148,12 @@ def test_other_triangle(dtype: torch.dtype, isa: str) -> None:
     """gemmt sets it to zero, syrk to the same bits, and trmm does not read that of its triangular matrix."""
     with take_path("default", isa):
         for n in ORDERS:
-            for flags in all_flags("gemmt"):
+            for flags in list_flag_choices("gemmt"):
                 one = sample("gemmt", n, flags, batch=(BATCH,), dtype=dtype)
                 result = OPERATORS["gemmt"].fn(*one.args, **flags)
                 other = result.triu(1) if flags["lower"] else result.tril(-1)
                 assert torch.count_nonzero(other) == 0
-            for flags in all_flags("syrk"):
+            for flags in list_flag_choices("syrk"):
                 one = sample("syrk", n, flags, batch=(BATCH,), dtype=dtype)
                 result = OPERATORS["syrk"].fn(*one.args, **flags)
                 assert torch.equal(result, result.mT)

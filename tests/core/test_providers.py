@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_process import output, run
-from samples import OPERATORS, Sample, joined
-from sized import all_flags, sample
+from fresh_process import get_output, run
+from samples import OPERATORS, Sample, join_results
+from sized import list_flag_choices, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 
@@ -34,7 +34,7 @@ def check_reduced_set() -> None:
         torch.set_num_threads(threads)
         for dtype in (torch.float64, torch.float32):
             for name in ("potrf", "potrf_ex", "trsm", "trmm", "gemmt", "syrk", "copyltu"):
-                for flags in all_flags(name):
+                for flags in list_flag_choices(name):
                     one = sample(name, n, flags, other=other, batch=batch, dtype=dtype)
                     actual = _compute_value_and_gradients(OPERATORS[name].fn, one)
                     double = Sample(tuple(arg.double() for arg in one.args), flags, one.id)
@@ -50,7 +50,7 @@ def check_reduced_set() -> None:
 def _compute_value_and_gradients(f: Any, one: Sample) -> list[Tensor]:
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **one.kwargs)
-    result = joined(result)
+    result = join_results(result)
     weights = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).view(result.shape).to(result.dtype)
     return [result.detach(), *torch.autograd.grad(result, leaves, weights)]
 
@@ -89,7 +89,7 @@ def test_provider(provider: str) -> None:
     if provider == "mkl" and not has_mkl():
         pytest.skip("mkl is not installed")
     code = "import test_providers as t; t.check_reduced_set(); print(t._blas.describe()['provider'])"
-    assert output(code, LAPGRAD_BLAS=provider).split() == [provider]
+    assert get_output(code, LAPGRAD_BLAS=provider).split() == [provider]
 
 
 def test_torch_is_the_first_choice() -> None:
@@ -104,7 +104,7 @@ def test_without_the_core() -> None:
     code = (
         "import test_providers as t; print(t.lapgrad._kernels.table.is_core_in_use()); t.check_reduced_set()"
     )
-    assert output(code, LAPGRAD_CORE="off").split() == ["False"]
+    assert get_output(code, LAPGRAD_CORE="off").split() == ["False"]
 
 
 def test_a_missing_core_warns_once() -> None:
@@ -120,7 +120,7 @@ with warnings.catch_warnings(record=True) as caught:
         lapgrad.syrk(torch.eye(3))
 print(len(caught), caught[0].category.__name__, caught[0].message)
 """
-    printed = output(code)
+    printed = get_output(code)
     assert printed.startswith("1 RuntimeWarning lapgrad's compiled core is not available")
     assert "LAPGRAD_CORE=off" in printed
 

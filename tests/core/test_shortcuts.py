@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import joined
+from samples import join_results
 from torch import Tensor, func
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -137,7 +137,7 @@ def compute_without_shortcuts(function: Callable[..., Any], *operands: Tensor, *
     with pytest.MonkeyPatch.context() as patch:
         for name in NAMES:
             patch.delitem(_kernels._CPU, name)
-        return joined(function(*operands, **flags))
+        return join_results(function(*operands, **flags))
 
 
 #: Shortcuts for CUDA tensors only (tests/cuda/test_device_shortcuts.py), and how many arguments they take.
@@ -179,9 +179,9 @@ def test_results_are_those_of_the_python_code(
             assert not one._is_view()
         expected = compute_without_shortcuts(function, *operands, **flags)
         if name in ("gemm", "gemm2"):  # torch's product there
-            torch.testing.assert_close(joined(result), expected)
+            torch.testing.assert_close(join_results(result), expected)
         else:
-            assert torch.equal(joined(result), expected)
+            assert torch.equal(join_results(result), expected)
         assert all(map(torch.equal, operands, before))
     assert served == [name] * len(all_flags)
 
@@ -257,7 +257,7 @@ def test_layouts(name: str, served: list[str]) -> None:
             changed = [change(operand) for operand in operands]
             assert all(map(torch.equal, changed, operands))
             torch.testing.assert_close(
-                joined(function(*changed)), compute_without_shortcuts(function, *operands)
+                join_results(function(*changed)), compute_without_shortcuts(function, *operands)
             )
     assert served
 
@@ -299,7 +299,7 @@ def test_modes_and_transforms_run_the_python_code(name: str, served: list[str]) 
         function(*operands)
     with forward_ad.dual_level():
         function(*operands)
-    func.vmap(lambda *args: joined(function(*args)))(*[operand[None] for operand in operands])
+    func.vmap(lambda *args: join_results(function(*args)))(*[operand[None] for operand in operands])
     assert served == []
 
 
@@ -309,10 +309,10 @@ def test_recorded_operands_run_the_python_code(name: str, served: list[str]) -> 
     for position in range(len(make(5, 5))):
         operands = list(make(5, 5))
         operands[position] = torch.nn.Parameter(operands[position])
-        assert joined(function(*operands)).requires_grad
+        assert join_results(function(*operands)).requires_grad
         assert served == []
         with torch.no_grad():
-            assert not joined(function(*operands)).requires_grad
+            assert not join_results(function(*operands)).requires_grad
         assert served == [name]
         served.clear()
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_process import output
-from samples import OPERATORS, joined
+from fresh_process import get_output
+from samples import OPERATORS, join_results
 from sized import FLAGS, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
@@ -35,7 +35,7 @@ def thread_count() -> Iterator[None]:
 def compute_gradients(f: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
     """Return gradients for a fixed cotangent; one computed from the result would carry over its rounding."""
     leaves = [arg.detach().requires_grad_() for arg in args]
-    result = joined(f(*leaves))
+    result = join_results(f(*leaves))
     cotangent = torch.cos(torch.arange(result.numel(), dtype=result.dtype)).view(result.shape)
     return list(torch.autograd.grad(result, leaves, cotangent))
 
@@ -74,7 +74,7 @@ def test_results_do_not_depend_on_the_number_of_threads(count: int) -> None:
             one = sample(name, n, {}, batch=batch)
             case = OPERATORS[name]
             units = of_order(n) * case.condition(n)
-            assert_all_close(joined(case.fn(*one.args)), joined(case.reference(*one.args)), units)
+            assert_all_close(join_results(case.fn(*one.args)), join_results(case.reference(*one.args)), units)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -85,7 +85,8 @@ def test_calls_from_many_threads(count: int) -> None:
         (OPERATORS[name], sample(name, n, {}, batch=batch).args, n) for name in FLAGS for n, batch in sizes
     ]
     expected = [
-        (joined(case.reference(*args)), compute_gradients(case.reference, args)) for case, args, _ in work
+        (join_results(case.reference(*args)), compute_gradients(case.reference, args))
+        for case, args, _ in work
     ]
     gate = threading.Barrier(6)
 
@@ -97,7 +98,7 @@ def test_calls_from_many_threads(count: int) -> None:
             case, args, n = work[position]
             result, wanted = expected[position]
             units = of_order(n) * case.condition(n)
-            assert_all_close(joined(case.fn(*args)), result, units)
+            assert_all_close(join_results(case.fn(*args)), result, units)
             assert_all_close(compute_gradients(case.fn, args), wanted, units)
 
     with ThreadPoolExecutor(6) as pool:
@@ -153,7 +154,7 @@ for name in FLAGS:
         result.sum().backward()
 print(warm, len(os.listdir("/proc/self/task")), lapgrad._kernels.cpu.core.threads())
 """
-    warm, after, threads = map(int, output(code).split())
+    warm, after, threads = map(int, get_output(code).split())
     assert threads == 2
     assert after == warm
 
@@ -168,7 +169,7 @@ with open("/proc/self/maps") as maps:
     runtimes = {line.split()[-1] for line in maps if "gomp" in line or "iomp" in line or "libomp" in line}
 print(len(runtimes), _blas.describe()["thread_pool"] in runtimes)
 """
-    assert output(code).split() == ["1", "True"]
+    assert get_output(code).split() == ["1", "True"]
 
 
 @pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
@@ -243,7 +244,7 @@ for _ in range(20):
     best = max(best, (time.process_time() - all_of_us) / (time.thread_time() - mine))
 print(best)
 """
-    assert float(output(code, OMP_WAIT_POLICY="passive", LAPGRAD_CONTENTION="off")) > 1.2
+    assert float(get_output(code, OMP_WAIT_POLICY="passive", LAPGRAD_CONTENTION="off")) > 1.2
 
 
 def test_a_thread_that_does_not_wait_for_a_device_leaves_others_alone() -> None:

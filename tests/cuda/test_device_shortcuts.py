@@ -12,7 +12,7 @@ import emulated
 import pytest
 import stand_ins
 import torch
-from samples import joined
+from samples import join_results
 from tolerances import assert_all_close
 from torch import Tensor, func
 from torch.autograd import forward_ad
@@ -341,11 +341,11 @@ class Labelled(Tensor):
 def test_everything_else_goes_through_python(name: str, taken: Taken) -> None:
     function, make, _ = CASES[name]
     operands = make(3, 4, 4)
-    func.vmap(lambda *args: joined(function(*args)))(*operands)
+    func.vmap(lambda *args: join_results(function(*args)))(*operands)
     with forward_ad.dual_level():
         function(*operands)
     if not name.endswith(("_vjp", "_again")):
-        func.vjp(lambda *args: joined(function(*args)), *operands)
+        func.vjp(lambda *args: join_results(function(*args)), *operands)
         with pytest.raises(lapgrad.DTypeError):
             function(*[operand.half() for operand in operands])
     function(*[operand.as_subclass(Labelled) for operand in operands])

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fresh_process import environment
+from fresh_process import make_environment
 
 import lapgrad
 from lapgrad.distributed import Group, init_group
@@ -37,7 +37,7 @@ def start_ranks(program: Path, size: int, *arguments: str, **changes: str) -> li
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     seed = os.environ.get("LAPGRAD_TEST_SEED", "0")
-    inherited = environment(
+    inherited = make_environment(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         WORLD_SIZE=str(size),

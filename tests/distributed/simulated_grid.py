@@ -25,7 +25,7 @@ _SECONDS = 30.0
 
 
 class _Meeting:
-    """Where all ranks put down what they have, and see what the others have put down."""
+    """A barrier at which all ranks exchange values: each leaves its own, and reads those of the others."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=_SECONDS)

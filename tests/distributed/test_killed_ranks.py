@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fit_that_is_killed import fit
-from fresh_process import environment
+from fresh_process import make_environment
 from ranks import FOLDER
 
 pytestmark = pytest.mark.cpu
@@ -31,7 +31,7 @@ def test_torchrun_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, "--max-restarts=1", str(PROGRAM), str(tmp_path), "5"],
-        env=environment(),
+        env=make_environment(),
         capture_output=True,
         text=True,
         timeout=200,

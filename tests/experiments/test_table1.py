@@ -41,7 +41,7 @@ def command(*options: str) -> int:
     return cli.main(["reproduce", "table1", *always, *options])
 
 
-def figures(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def collect_figures(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the rows by data set and fold, without times."""
     return {
         f"{row['dataset']} {row['fold']}": {key: value for key, value in row.items() if key not in TIMES}
@@ -61,7 +61,7 @@ def learn_one_fold(
     return folds.learn_fold(FOLD, how, data, "cpu", checkpoints, lambda step, loss: None, stop)
 
 
-def after(count: int) -> Callable[[], bool]:
+def make_stop_after(count: int) -> Callable[[], bool]:
     """Return a function that returns True from its call number ``count`` on."""
     calls = iter(range(1, 10**6))
     return lambda: next(calls) >= count
@@ -83,9 +83,9 @@ def test_a_fold_that_is_left_ends_at_the_same_figures(
     straight = learn_one_fold(how, tmp_path / "straight")
     for count in stops:
         with pytest.raises(folds.Interrupted):
-            learn_one_fold(how, tmp_path / "left", after(count))
+            learn_one_fold(how, tmp_path / "left", make_stop_after(count))
     resumed = learn_one_fold(how, tmp_path / "left")
-    assert figures([resumed]) == figures([straight])
+    assert collect_figures([resumed]) == collect_figures([straight])
     assert straight["steps_made"] <= 17
     assert straight["loss"] < learn_one_fold(LearningOptions(optimizer, steps=1), tmp_path / "short")["loss"]
     assert not list((tmp_path / "left").iterdir())
@@ -123,13 +123,13 @@ def test_a_fold_that_was_killed_goes_on_from_its_checkpoint(
     monkeypatch.setattr(SparseGPRegression, "loss", loss)
     with pytest.raises(MemoryError):
         learn_one_fold(how, tmp_path / "killed")
-    assert figures([learn_one_fold(how, tmp_path / "killed")]) == figures([straight])
+    assert collect_figures([learn_one_fold(how, tmp_path / "killed")]) == collect_figures([straight])
     assert evaluations == 9 + 7 + 1  # from step 5 to 12, and the last value
 
 
 def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(folds.Interrupted):
-        learn_one_fold(LearningOptions(steps=12), tmp_path, after(3))
+        learn_one_fold(LearningOptions(steps=12), tmp_path, make_stop_after(3))
     with pytest.raises(FileFormatError, match=r"other options: steps 12\. Use"):
         learn_one_fold(LearningOptions(steps=13), tmp_path)
     with pytest.raises(FileFormatError, match=r"other options: lr_end None\. Use"):
@@ -141,7 +141,7 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path: Path) -> None:
 
 def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(folds.Interrupted):
-        learn_one_fold(LearningOptions(steps=12), tmp_path, after(3))
+        learn_one_fold(LearningOptions(steps=12), tmp_path, make_stop_after(3))
     checkpoint = tmp_path / FOLD.file
     whole = checkpoint.read_bytes()
     for damaged in (whole[:-1], whole[: len(whole) // 2], whole[:999] + b"?" + whole[1000:], b""):
@@ -166,7 +166,7 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     # What earlier versions wrote, without a checksum, is still taken up.
     torch.save(content, checkpoint)
     with pytest.raises(folds.Interrupted):
-        learn_one_fold(LearningOptions(steps=12), tmp_path, after(1))
+        learn_one_fold(LearningOptions(steps=12), tmp_path, make_stop_after(1))
 
 
 def test_jitter_is_that_of_the_data(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_command_is_interrupted_and_resumed(
     assert straight["complete"]
     assert straight["kind"] == "table1"
     assert "reproduce table1" in straight["command"]
-    assert set(figures(straight["rows"])) == {"power 0", "power 1", "naval2 0", "naval2 1"}
+    assert set(collect_figures(straight["rows"])) == {"power 0", "power 1", "naval2 0", "naval2 1"}
 
     of_the_model, evaluations = SparseGPRegression.loss, iter(range(10**6))
 
@@ -203,7 +203,7 @@ def test_the_command_is_interrupted_and_resumed(
     assert command("--output", "results", "--resume") == 0
     resumed = contents(folder / "table1.json")
     assert resumed["complete"]
-    assert figures(resumed["rows"]) == figures(straight["rows"])
+    assert collect_figures(resumed["rows"]) == collect_figures(straight["rows"])
     assert [file.name for file in folder.iterdir()] == ["table1.json"]
 
 
@@ -230,7 +230,7 @@ def test_side_by_side_is_the_same(tmp_path: Path) -> None:
     assert command("--output", "two.json", "--workers", "2", "--threads", "2", *few) == 0
     assert command("--output", "one.json", "--threads", "1", *few) == 0
     one, two = (contents(tmp_path / name)["rows"] for name in ("one.json", "two.json"))
-    assert figures(two) == figures(one)
+    assert collect_figures(two) == collect_figures(one)
 
 
 def test_a_fold_that_fails_does_not_end_the_others(
@@ -248,7 +248,7 @@ def test_a_fold_that_fails_does_not_end_the_others(
     assert "naval2, U = 4, fold 1 FAILED: FitError: the loss is not finite" in capsys.readouterr().err
     some = contents(tmp_path / "some.json")
     assert not some["complete"]
-    assert set(figures(some["rows"])) == {"power 1", "naval2 1"}
+    assert set(collect_figures(some["rows"])) == {"power 1", "naval2 1"}
 
 
 def test_a_process_that_is_lost_is_reported() -> None:
@@ -279,8 +279,8 @@ def test_missing_data_are_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--datasets", "boston"], "'boston' is not one of naval1"),
         (["--folds", "11"], "there are 10 folds"),
-        (["--inducing", "50,x"], "'x' is no positive whole number"),
-        (["--lr", "-1"], "'-1' is no positive number"),
+        (["--inducing", "50,x"], "'x' is not a positive whole number"),
+        (["--lr", "-1"], "'-1' is not a positive number"),
     ],
 )
 def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,13 +308,13 @@ def test_a_second_interruption_is_an_error() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def rows_of(dataset: str, rmse: float, tll: float) -> list[dict[str, Any]]:
+def read_rows(dataset: str, rmse: float, tll: float) -> list[dict[str, Any]]:
     shared = {"dataset": dataset, "inducing": 50, "seconds_per_step": 0.01}
     return [{**shared, "fold": i, "rmse": rmse * part, "tll": tll} for i, part in enumerate((0.9, 1.1))]
 
 
 def test_figures_are_compared_with_the_paper() -> None:
-    within, beyond = rows_of("power", 4.16, -2.84), rows_of("kin8nm", 0.092, 0.95)
+    within, beyond = read_rows("power", 4.16, -2.84), read_rows("kin8nm", 0.092, 0.95)
     found = {bar["what"].split(", mean")[0]: bar["passed"] for bar in quality.list_bars([*within, *beyond])}
     assert found == {
         "power, U = 50, RMSE": True,
@@ -329,14 +329,14 @@ def test_figures_are_compared_with_the_paper() -> None:
 
 @pytest.mark.parametrize(("rmse", "names"), [((4e-5, 3e-4), ("kMc", "kMt")), ((3e-4, 4e-5), ("kMt", "kMc"))])
 def test_which_target_of_naval_fits(rmse: tuple[float, float], names: tuple[str, str]) -> None:
-    rows = [*rows_of("naval1", rmse[0], 8.0), *rows_of("naval2", rmse[1], 7.0)]
+    rows = [*read_rows("naval1", rmse[0], 8.0), *read_rows("naval2", rmse[1], 7.0)]
     (remark,) = quality.list_remarks(rows)
     assert remark.endswith(f"naval1 = {names[0]}, naval2 = {names[1]}.")
     assert not list(quality.list_remarks(rows[:2]))
 
 
 def test_a_target_that_does_not_fit_is_told() -> None:
-    rows = [*rows_of("naval1", 2.3e-5, 8.0), *rows_of("naval2", 2.6e-5, 7.0)]
+    rows = [*read_rows("naval1", 2.3e-5, 8.0), *read_rows("naval2", 2.6e-5, 7.0)]
     *_, remark = quality.list_remarks(rows)
     assert remark == "Neither explains the paper's RMSE of naval2, 0.00031: kMt has 2.6e-05."
 

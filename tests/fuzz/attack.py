@@ -262,14 +262,14 @@ class Attack:
         assert self.case.overwrites is not None
         return self.arrangement.places[self.case.overwrites].block
 
-    def _in_one_block(self) -> list[int]:
+    def _find_operands_in_one_block(self) -> list[int]:
         """Return the operands that share a block with another one or are overwritten."""
         together = list(self.arrangement.aliased or ())
         if self.overwrites and self.case.overwrites is not None:
             together.append(self.case.overwrites)
         return together
 
-    def _cotangents(self) -> list[Tensor | None]:
+    def _lay_out_cotangents(self) -> list[Tensor | None]:
         """The cotangents in any layout."""
         drawn: list[Tensor | None] = []
         for w in self.expected.cotangents:
@@ -280,7 +280,7 @@ class Attack:
             drawn.append(place.view(fill(place, length, w, self.dtype)))
         return drawn
 
-    def _expected_gradients(self) -> Iterator[Part]:
+    def _compute_expected_gradients(self) -> Iterator[Part]:
         """Return the expected gradients; those of operands that share memory are added."""
         arrangement, parts = self.arrangement, dict(zip(self.needs, self.expected.gradients, strict=False))
         for i, part in parts.items():
@@ -361,7 +361,7 @@ class Attack:
                 f"units, allowed {units:.3g}"
             )
 
-    def _size_by_units(self, part: Part) -> float:
+    def _estimate_size_by_units(self, part: Part) -> float:
         """Return the size |cotangent| |result| / |operand| that a gradient has by its units; 0 for results.
 
         Formulas add up terms of that size also where, as in special shapes, they cancel.
@@ -378,7 +378,7 @@ class Attack:
         )
         return total / max(float(operand.nan_to_num().abs().max()), torch.finfo(torch.float64).tiny)
 
-    def _longest_sum(self, part: Part) -> int:
+    def _count_longest_sum(self, part: Part) -> int:
         """Return the number of terms of the longest sum that an entry may be computed from."""
         shapes = [place.shape for place in self.arrangement.places]
         longest = max((size for shape in shapes for size in shape[-2:]), default=1) or 1  # of no terms: 0

@@ -146,7 +146,7 @@ class Reference:
         ]
         return Expected(parts[: len(results)], parts[len(results) :], cotangents, min(margins, default=1.0))
 
-    def _own_errors(
+    def _measure_own_errors(
         self, args: Sequence[Tensor], cotangents: list[Tensor | None], values: list[Tensor]
     ) -> list[Tensor]:
         """Errors of the reference in units of eps: those it makes in float32, seen from float64.

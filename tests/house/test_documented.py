@@ -166,7 +166,7 @@ def test_example_calls_the_operator(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operator_has_samples_a_benchmark_and_its_lines(name: str) -> None:
     assert name in samples.OPERATORS, "no row in tests/samples/"
-    assert name in cases.OPERATORS, "no row in src/lapgrad_bench/bench/cases.py"
+    assert name in cases.OPERATORS, "no row in src/lapgrad_bench/bench/ops/cases.py"
     assert re.search(rf"`{re.escape(name)}\(", read_document("GLOSSARY.md")), "no line in GLOSSARY.md"
     assert f"`{name}`" in read_document("CHANGELOG.md"), "no line in CHANGELOG.md"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from device import KERNELS
-from fresh_process import environment
+from fresh_process import make_environment
 from fuzz.attack import Attack
 from fuzz.memory import ALIASES
 from samples import OPERATORS
@@ -210,7 +210,7 @@ def test_shared_memory_that_is_overwritten_is_noticed(name: str, monkeypatch: py
 
 def run_fuzz(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fuzz", "--seed=0", "--seconds=600", "--largest=8", *options]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=220)
+    return subprocess.run(command, env=make_environment(), capture_output=True, text=True, timeout=220)
 
 
 @pytest.mark.cpu

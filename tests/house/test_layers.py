@@ -58,13 +58,13 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted((*PACKAGE.rglob("*.py"), *BENCH.rglob("*.py")))
 
 
-def name_of(file: Path) -> str:
+def get_module_name(file: Path) -> str:
     """``lapgrad.ops.potrf``, or ``lapgrad`` itself."""
     parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def part_of(module: str) -> str:
+def find_part(module: str) -> str:
     """The entry of the table that a module belongs to; "" if it belongs to none."""
     part = module
     while part and part not in LEVEL:
@@ -73,9 +73,9 @@ def part_of(module: str) -> str:
     return "" if part == "lapgrad" and module != part else part
 
 
-def imported(file: Path) -> Iterator[str]:
+def list_imports(file: Path) -> Iterator[str]:
     """Yield the modules of lapgrad that a file imports, also inside of functions and by ``import_module``."""
-    known = {name_of(module) for module in MODULES} | {"lapgrad._core"}
+    known = {get_module_name(module) for module in MODULES} | {"lapgrad._core"}
     tree = ast.parse(file.read_text())
     for_types = {
         inner
@@ -100,42 +100,46 @@ def test_the_search_for_imports_finds_them() -> None:
     kernels = {f"lapgrad._kernels.{package}" for package in ("torch", "cpu", "cuda")}
     kernels |= {f"lapgrad._kernels.cuda.shortcuts.{module}" for module in ("planned", "table")}
     below = {f"lapgrad._torch.{module}" for module in ("precision", "private")}
-    assert set(imported(PACKAGE / "_kernels" / "table.py")) == kernels | below
-    assert "lapgrad.ops.trsm" in set(imported(PACKAGE / "ops" / "potrf.py"))
-    assert "lapgrad.ops.potrf" in set(imported(PACKAGE / "__init__.py"))
+    assert set(list_imports(PACKAGE / "_kernels" / "table.py")) == kernels | below
+    assert "lapgrad.ops.trsm" in set(list_imports(PACKAGE / "ops" / "potrf.py"))
+    assert "lapgrad.ops.potrf" in set(list_imports(PACKAGE / "__init__.py"))
 
 
-@pytest.mark.parametrize("file", MODULES, ids=name_of)
+@pytest.mark.parametrize("file", MODULES, ids=get_module_name)
 def test_imports_point_downwards(file: Path) -> None:
-    own = part_of(name_of(file))
+    own = find_part(get_module_name(file))
     assert own in LEVEL, f"{file.name} belongs to no layer"
-    for other in imported(file):
-        part = part_of(other)
-        assert part == own or LEVEL[part] < LEVEL[own], f"{name_of(file)} imports {other}"
+    for other in list_imports(file):
+        part = find_part(other)
+        assert part == own or LEVEL[part] < LEVEL[own], f"{get_module_name(file)} imports {other}"
 
 
 def test_benchmarks_and_experiments_are_independent() -> None:
     """Experiments never import the benchmarks, whose parts lie below them in the table, nor the reverse."""
     for one, other in (("bench", "experiments"), ("experiments", "bench")):
         for file in (BENCH / one).rglob("*.py"):
-            found = [name for name in imported(file) if name.startswith(f"lapgrad_bench.{other}")]
-            assert not found, f"{name_of(file)} imports {found}"
+            found = [name for name in list_imports(file) if name.startswith(f"lapgrad_bench.{other}")]
+            assert not found, f"{get_module_name(file)} imports {found}"
 
 
 def test_no_relative_imports() -> None:
     """Relative imports would escape the tests above."""
     for file in MODULES:
         for node in ast.walk(ast.parse(file.read_text())):
-            assert not (isinstance(node, ast.ImportFrom) and node.level), name_of(file)
+            assert not (isinstance(node, ast.ImportFrom) and node.level), get_module_name(file)
 
 
 def test_no_circles_below_the_operators() -> None:
-    below = {name_of(file) for file in MODULES if LEVEL[part_of(name_of(file))] < LEVEL["lapgrad.ops"]}
-    packages = {name_of(file) for file in MODULES if file.stem == "__init__"}
-    graph = {
-        name_of(file): set(imported(file)) & below - packages
+    below = {
+        get_module_name(file)
         for file in MODULES
-        if name_of(file) in below - packages
+        if LEVEL[find_part(get_module_name(file))] < LEVEL["lapgrad.ops"]
+    }
+    packages = {get_module_name(file) for file in MODULES if file.stem == "__init__"}
+    graph = {
+        get_module_name(file): set(list_imports(file)) & below - packages
+        for file in MODULES
+        if get_module_name(file) in below - packages
     }
     while graph:
         free = [name for name, needs in graph.items() if not needs & graph.keys()]
@@ -153,7 +157,7 @@ PRIVATE_ATTRIBUTES = {
 }
 
 
-def private_names(file: Path) -> Iterator[str]:
+def list_private_names(file: Path) -> Iterator[str]:
     """Private names of torch that a file imports, and private attributes of anything but its own classes."""
     tree = ast.parse(file.read_text())
     own = {"self", "cls"}
@@ -174,17 +178,19 @@ def private_names(file: Path) -> Iterator[str]:
 
 
 def test_the_search_for_private_names_finds_them() -> None:
-    found = set(private_names(PACKAGE / "_torch/private.py"))
+    found = set(list_private_names(PACKAGE / "_torch/private.py"))
     assert "torch._C" in found
     assert "torch.autograd.function._SingleLevelFunction" in found
     assert "_C._len_torch_dispatch_stack" in found
 
 
 @pytest.mark.parametrize(
-    "file", [file for file in MODULES if name_of(file) != "lapgrad._torch.private"], ids=name_of
+    "file",
+    [file for file in MODULES if get_module_name(file) != "lapgrad._torch.private"],
+    ids=get_module_name,
 )
 def test_private_names_of_torch_are_in_one_place(file: Path) -> None:
-    found = {name for name in private_names(file) if name.rpartition(".")[2] not in PRIVATE_ATTRIBUTES}
+    found = {name for name in list_private_names(file) if name.rpartition(".")[2] not in PRIVATE_ATTRIBUTES}
     assert not found
 
 

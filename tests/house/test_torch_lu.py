@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fresh_process import output
+from fresh_process import get_output
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 
@@ -105,4 +105,4 @@ for threads in range(1, 9):
     check(6, 260, threads, 1)
 print("right")
 """
-    assert output(code, OMP_WAIT_POLICY="passive", LAPGRAD_CORE=core) == "right\n"
+    assert get_output(code, OMP_WAIT_POLICY="passive", LAPGRAD_CORE=core) == "right\n"

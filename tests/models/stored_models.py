@@ -115,12 +115,12 @@ MODELS: Mapping[str, Callable[[], StoredModel]] = {
 }
 
 
-def new_networks() -> dict[str, nn.Module]:
+def make_networks() -> dict[str, nn.Module]:
     """Return new networks under all names that files ask for."""
     return {"features": network(), "network": network(), "module": Level()}
 
 
-NETWORKS = new_networks()
+NETWORKS = make_networks()
 
 
 def load(path: Path, networks: Mapping[str, nn.Module] = NETWORKS) -> StoredModel:
@@ -136,26 +136,26 @@ def save_all(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def content_of(saved: Mapping[str, bytes], name: str) -> Content:
+def read_content(saved: Mapping[str, bytes], name: str) -> Content:
     content: Content = torch.load(io.BytesIO(saved[name]), weights_only=True)
     return content
 
 
-def saved_by_torch(content: object, **options: Any) -> bytes:
+def save_by_torch(content: object, **options: Any) -> bytes:
     file = io.BytesIO()
     torch.save(content, file, **options)
     return file.getvalue()
 
 
-def of_format_1(content: Content) -> bytes:
+def convert_to_format_1(content: Content) -> bytes:
     """Return a file of the first format: the same entries without a checksum."""
-    return saved_by_torch({**content, "format": 1})
+    return save_by_torch({**content, "format": 1})
 
 
-def with_checksum(content: Content) -> bytes:
+def add_checksum(content: Content) -> bytes:
     """Return a file of the second format, made by hand: a zip file with the checksum in its comment."""
     mark = b"lapgrad sha256 "
-    before = saved_by_torch(content)[:-2] + (len(mark) + 64).to_bytes(2, "little") + mark
+    before = save_by_torch(content)[:-2] + (len(mark) + 64).to_bytes(2, "little") + mark
     return before + hashlib.sha256(before).hexdigest().encode()
 
 

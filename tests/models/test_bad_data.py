@@ -17,7 +17,7 @@ from lapgrad.models.kernels import RBF, Kernel, Linear
 X, Y = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6.0).double()
 
 
-def with_entry(values: Tensor, row: int, entry: float) -> Tensor:
+def set_entry(values: Tensor, row: int, entry: float) -> Tensor:
     changed = values.clone()
     changed[row] = entry
     return changed
@@ -26,8 +26,8 @@ def with_entry(values: Tensor, row: int, entry: float) -> Tensor:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: GPRegression(with_entry(X, 3, math.nan), Y), ValueError, "GPRegression: X .* in row 3"),
-        (lambda: GPRegression(X, with_entry(Y, 4, math.inf)), ValueError, "GPRegression: y .* in row 4"),
+        (lambda: GPRegression(set_entry(X, 3, math.nan), Y), ValueError, "GPRegression: X .* in row 3"),
+        (lambda: GPRegression(X, set_entry(Y, 4, math.inf)), ValueError, "GPRegression: y .* in row 4"),
         (lambda: GPRegression(X * math.nan, Y), ValueError, "in rows 0, 1, 2, 3, 4 and 1 more"),
         (lambda: GPRegression(X[:0], Y[:0]), ValueError, "X has no rows"),
         (
@@ -50,7 +50,7 @@ def with_entry(values: Tensor, row: int, entry: float) -> Tensor:
         (lambda: GPRegression(X, Y, RBF), ValueError, "kernel must be a Kernel"),
         (lambda: GPRegression(X, Y).predict(X[:, :1]), ValueError, "must have 2 columns like the training"),
         (lambda: GPRegression(X, Y).predict(X.float()), TypeError, "same dtype"),
-        (lambda: GPRegression(X, Y).predict(with_entry(X, 1, math.nan)), ValueError, "X_new .* in row 1"),
+        (lambda: GPRegression(X, Y).predict(set_entry(X, 1, math.nan)), ValueError, "X_new .* in row 1"),
         (lambda: GPRegression(X, Y).predict(X, chunk=0), ValueError, "chunk must be positive"),
         (lambda: GPRegression(X, Y).log_prob(X, Y[:, None].expand(6, 2)), ValueError, "must have 1 outputs"),
         (lambda: GPRegression(X, Y).sample(X, 1, generator="seed"), ValueError, "generator must be"),

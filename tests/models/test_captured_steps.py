@@ -265,7 +265,7 @@ def test_failures_restore_parameters_in_their_places(taped: Callable[..., TapeRe
     assert_all_close(list_parameters(model), kept, 0)
 
 
-def test_states_are_those_of_their_looks() -> None:
+def test_later_steps_do_not_change_a_state() -> None:
     """Later steps, and fits that resume from a state, do not change that state."""
     model, states = make_unsupervised(), list[dict[str, Any]]()
 

@@ -33,7 +33,7 @@ def _nothing_is_kept() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def drawn(*shape: int) -> Tensor:
+def draw(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, dtype=torch.float64, generator=generator).to(DEVICE)
 
@@ -79,7 +79,7 @@ KERNELS: dict[str, tuple[Callable[[], Kernel], str]] = {
 @pytest.mark.parametrize("case", KERNELS)
 def test_kernels(case: str) -> None:
     make, backend = KERNELS[case]
-    kernel, Z = make().to(DEVICE), drawn(4, 2)
+    kernel, Z = make().to(DEVICE), draw(4, 2)
     parameters = dict(kernel.named_parameters())
 
     def total(X: Tensor, *values: Tensor) -> Tensor:
@@ -88,11 +88,11 @@ def test_kernels(case: str) -> None:
 
         return call(X).sin().sum() + call(X, Z).sin().sum()
 
-    compare(total, [drawn(6, 2), *parameters.values()], backend)
+    compare(total, [draw(6, 2), *parameters.values()], backend)
 
 
 def test_gp_nll() -> None:
-    compare(lambda root, y: gp_nll(root @ root.mT, y, 0.3), [drawn(6, 6), drawn(6)])
+    compare(lambda root, y: gp_nll(root @ root.mT, y, 0.3), [draw(6, 6), draw(6)])
 
 
 def test_sgp_nll() -> None:
@@ -100,21 +100,21 @@ def test_sgp_nll() -> None:
         Kuu = root @ root.mT + torch.eye(3, dtype=root.dtype, device=root.device)
         return sgp_nll_from_matrices(Kuu, Kuf, Kuf.square().sum(0) + 1.0, Y, noise.exp())
 
-    compare(criterion, [drawn(3, 3), drawn(3, 6), drawn(6, 2), drawn()])
+    compare(criterion, [draw(3, 3), draw(3, 6), draw(6, 2), draw()])
 
 
 def test_kalman_filter() -> None:
     """torch.compile unrolls the loop over the steps."""
-    y, one = drawn(2, 1), torch.eye(2, dtype=torch.float64, device=DEVICE)
+    y, one = draw(2, 1), torch.eye(2, dtype=torch.float64, device=DEVICE)
 
     def criterion(A: Tensor, B: Tensor, noise: Tensor) -> Tensor:
         return kalman_filter(y, A, B, one, noise.exp() * one[:1, :1], one[0], one).log_likelihood.sum()
 
-    compare(criterion, [drawn(2, 2), drawn(1, 2), drawn()], "eager")
+    compare(criterion, [draw(2, 2), draw(1, 2), draw()], "eager")
 
 
 def models() -> dict[str, Callable[[], Model]]:
-    X, y = drawn(8, 2), drawn(8)
+    X, y = draw(8, 2), draw(8)
     return {
         "GPRegression": lambda: GPRegression(X, y, RBF([0.7, 1.2]), normalise=False),
         "SparseGPRegression": lambda: SparseGPRegression(

@@ -20,14 +20,14 @@ from stored_models import (
     Y_ONE,
     Content,
     X,
+    add_checksum,
     assert_same_state,
-    content_of,
+    convert_to_format_1,
     flip,
     load,
     network,
-    of_format_1,
+    read_content,
     save_all,
-    with_checksum,
 )
 from torch import Tensor
 
@@ -105,7 +105,7 @@ def test_damaged_files_of_the_first_format_are_refused_or_the_same(
     saved: dict[str, bytes], path: Path
 ) -> None:
     """Some bits of a zip file mean nothing, such as dates. No flipped bit changes the model."""
-    whole = of_format_1(content_of(saved, "gp"))
+    whole = convert_to_format_1(read_content(saved, "gp"))
     path.write_bytes(whole)
     sound, refused = load(path), 0
     bits = range(0, 8 * len(whole), 151)
@@ -127,7 +127,7 @@ def test_damaged_files_of_the_first_format_are_refused_or_the_same(
 
 def refused(path: Path, content: Content) -> str:
     """The message with which a file of this content is refused."""
-    path.write_bytes(with_checksum(content))
+    path.write_bytes(add_checksum(content))
     with pytest.raises(FileFormatError) as raised:
         load(path)
     assert str(path) in str(raised.value)
@@ -136,7 +136,7 @@ def refused(path: Path, content: Content) -> str:
 
 @pytest.mark.parametrize("entry", ["what", "format", "version", "kind", "config", "tensors", "fixed"])
 def test_entries_are_there_and_have_their_types(entry: str, saved: dict[str, bytes], path: Path) -> None:
-    content = content_of(saved, "gp")
+    content = read_content(saved, "gp")
     lacking = {name: value for name, value in content.items() if name != entry}
     assert repr(entry) in refused(path, lacking)
     assert repr(entry) in refused(path, {**lacking, entry.upper(): content[entry]})
@@ -156,30 +156,30 @@ def test_entries_are_there_and_have_their_types(entry: str, saved: dict[str, byt
     ],
 )
 def test_descriptions_are_objects(config: str, message: str, saved: dict[str, bytes], path: Path) -> None:
-    assert message in refused(path, {**content_of(saved, "gp"), "config": config})
+    assert message in refused(path, {**read_content(saved, "gp"), "config": config})
 
 
 @pytest.mark.parametrize("number", [0, -1, 1])
 def test_formats_that_do_not_go_with_a_checksum(number: int, saved: dict[str, bytes], path: Path) -> None:
-    content = {**content_of(saved, "gp"), "format": number}
+    content = {**read_content(saved, "gp"), "format": number}
     assert f"has format {number}, and has a checksum" in refused(path, content)
 
 
 def test_the_second_format_has_a_checksum(saved: dict[str, bytes], path: Path) -> None:
-    torch.save(content_of(saved, "gp"), path)
+    torch.save(read_content(saved, "gp"), path)
     with pytest.raises(FileFormatError, match="has format 2, and has no checksum"):
         load(path)
 
 
-def places(value: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def list_places(value: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Yield the paths of all entries of a description."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in inner:
         yield (*before, key)
-        yield from places(part, (*before, key))
+        yield from list_places(part, (*before, key))
 
 
-def wrong_values(key: str | int, value: Any) -> list[Any]:
+def list_wrong_values(key: str | int, value: Any) -> list[Any]:
     """Values of other types than that of the entry ``key`` of a description, which is ``value``."""
     candidates = ["no such thing", [0.5], {"a": 1}, float("nan"), float("inf")]
     if not isinstance(value, float) and key not in MAY_BE_NUMBERS:
@@ -199,15 +199,15 @@ MAY_BE_NULL = {"level_variance", "diffuse_variance", "active_dims", "chunk"}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_damaged_descriptions_are_refused(name: str, saved: dict[str, bytes], path: Path) -> None:
-    content = content_of(saved, name)
+    content = read_content(saved, name)
     config = json.loads(content["config"])
-    for number, place in enumerate(places(config)):
+    for number, place in enumerate(list_places(config)):
         changed = copy.deepcopy(config)
         parent = functools.reduce(operator.getitem, place[:-1], changed)
         key = place[-1]
         value = parent[key]
         # Two wrong values per entry are enough: other models have entries of the same kind, and try the rest.
-        wrong = wrong_values(key, value)
+        wrong = list_wrong_values(key, value)
         for other in (wrong[number % len(wrong)], wrong[(number + 3) % len(wrong)]):
             parent[key] = other
             refused(path, {**content, "config": json.dumps(changed)})
@@ -238,7 +238,7 @@ def list_damaged_tensors(tensors: Mapping[str, Tensor], key: str) -> list[dict[A
 
 @pytest.mark.parametrize("name", MODELS)
 def test_damaged_tensors_are_refused(name: str, saved: dict[str, bytes], path: Path) -> None:
-    content = content_of(saved, name)
+    content = read_content(saved, name)
     for number, key in enumerate(content["tensors"]):
         wrong = list_damaged_tensors(content["tensors"], key)
         if key.endswith("num_batches_tracked"):
@@ -261,7 +261,7 @@ def test_numbers_are_not_rounded(saved: dict[str, bytes], path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_numbers_that_are_not_finite_are_refused(name: str, saved: dict[str, bytes], path: Path) -> None:
-    content = content_of(saved, name)
+    content = read_content(saved, name)
     tensors: dict[str, Tensor] = content["tensors"]
     for number, (key, value) in enumerate(tensors.items()):
         of_user = "running_" in key
@@ -280,28 +280,28 @@ def test_numbers_that_are_not_finite_are_refused(name: str, saved: dict[str, byt
 def test_numbers_that_are_not_finite_are_named(
     key: str, bad: float, saved: dict[str, bytes], path: Path
 ) -> None:
-    content = content_of(saved, "gp")
+    content = read_content(saved, "gp")
     tensors = {**content["tensors"], key: torch.full_like(content["tensors"][key], bad)}
     assert f"'{key}' has a value that is not finite" in refused(path, {**content, "tensors": tensors})
 
 
 def test_scales_are_positive(saved: dict[str, bytes], path: Path) -> None:
-    content = content_of(saved, "gp")
+    content = read_content(saved, "gp")
     for key, value in (("x_scale", 0.0), ("y_scale", -1.0)):
         wrong = {**content["tensors"], key: torch.full_like(content["tensors"][key], value)}
         assert f"'{key}' has a value that is not positive" in refused(path, {**content, "tensors": wrong})
 
 
 def test_names_of_fixed_parameters_are_known(saved: dict[str, bytes], path: Path) -> None:
-    content = content_of(saved, "gp")
+    content = read_content(saved, "gp")
     assert "'raw_noise'" in refused(path, {**content, "fixed": ["raw_noise"]})
     assert "list of names" in refused(path, {**content, "fixed": [3]})
 
 
 def test_a_refused_file_leaves_networks_as_they_were(saved: dict[str, bytes], path: Path) -> None:
-    content = content_of(saved, "gp_deep")
+    content = read_content(saved, "gp_deep")
     tensors = {**content["tensors"], "raw_noise_var": torch.tensor(torch.nan, dtype=DTYPE)}
-    path.write_bytes(with_checksum({**content, "tensors": tensors}))
+    path.write_bytes(add_checksum({**content, "tensors": tensors}))
     own = network()
     before = copy.deepcopy(own.state_dict())
     with pytest.raises(FileFormatError, match="'raw_noise_var' has a value that is not finite"):

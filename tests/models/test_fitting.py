@@ -188,7 +188,7 @@ def test_what_cannot_be_resumed_is_refused() -> None:
     state = model.training_state()
     with pytest.raises(lapgrad.OptionError, match="missing entry 'pairs'"):
         model.fit("lbfgs", resume=state)
-    with pytest.raises(lapgrad.OptionError, match="is for Adam"):
+    with pytest.raises(lapgrad.OptionError, match="only Adam takes a rate"):
         model.fit("lbfgs", lr=falling_rate)
     for name in state:
         with pytest.raises(lapgrad.OptionError, match=f"missing entry '{name}'"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_process import output
+from fresh_process import get_output
 
 from lapgrad.models import GPRegression
 from lapgrad.models.kernels import (
@@ -84,7 +84,7 @@ BUFFERS = {"forward": 1, "backward": 0, "diagonal": 0, "criterion": 2}
 def test_peak(subtests: pytest.Subtests) -> None:
     """One test, so that one process measures all, whatever the number of test processes."""
     code = "import json; from models import test_memory_of_models as t; print(json.dumps(t.measure()))"
-    measured: dict[str, dict[str, float]] = json.loads(output(code, **EVERY_BUFFER_MAPPED))
+    measured: dict[str, dict[str, float]] = json.loads(get_output(code, **EVERY_BUFFER_MAPPED))
     assert measured.keys() == KERNELS.keys()
     for name, peaks in measured.items():
         for phase, buffers in BUFFERS.items():

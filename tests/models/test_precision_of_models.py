@@ -32,17 +32,17 @@ from lapgrad.models.kernels import RBF, Kernel, Linear, Matern32, Polynomial
 Evaluated = list[Tensor]
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def with_derivatives(results: Tensor | tuple[Tensor, ...], leaves: list[Tensor]) -> Evaluated:
+def compute_derivatives(results: Tensor | tuple[Tensor, ...], leaves: list[Tensor]) -> Evaluated:
     """Return results, gradients, and gradients of a smooth function of the gradients.
 
     Gradients are divided by their largest entry first: the sine of a large number has few digits.
     """
     results = (results,) if isinstance(results, Tensor) else results
-    loss = torch.stack([(result * drawn(*result.shape, seed=1)).sum() for result in results]).sum()
+    loss = torch.stack([(result * draw(*result.shape, seed=1)).sum() for result in results]).sum()
     first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
     recorded = [
         (gradient / gradient.detach().abs().amax().clamp_min(1.0)).sin().sum()
@@ -56,37 +56,37 @@ def with_derivatives(results: Tensor | tuple[Tensor, ...], leaves: list[Tensor])
 def of_kernel(kernel: Kernel) -> Evaluated:
     """Return kernel matrices of shifted points, in enough dimensions that distances come from products."""
     kernel = kernel.to(DEVICE)
-    X, Z = (drawn(20, 6, seed=2) + 1.0).requires_grad_(), (drawn(15, 6, seed=3) + 1.0).requires_grad_()
+    X, Z = (draw(20, 6, seed=2) + 1.0).requires_grad_(), (draw(15, 6, seed=3) + 1.0).requires_grad_()
     parameters = list(kernel.parameters())
     return [
-        *with_derivatives(kernel(X), [X, *parameters]),
-        *with_derivatives(kernel(X, Z), [X, Z, *parameters]),
+        *compute_derivatives(kernel(X), [X, *parameters]),
+        *compute_derivatives(kernel(X, Z), [X, Z, *parameters]),
     ]
 
 
 def state_space() -> list[Tensor]:
     """y, A, B, Q, R, m, P."""
-    y = drawn(3, 6, 2)
+    y = draw(3, 6, 2)
     y[0, 2] = y[1, 1, 0] = torch.nan
-    A = 0.3 * drawn(3, 3, seed=1) + 0.5 * torch.eye(3, device=DEVICE)
+    A = 0.3 * draw(3, 3, seed=1) + 0.5 * torch.eye(3, device=DEVICE)
     Q, R, P = (torch.eye(n, device=DEVICE) * scale for n, scale in ((3, 0.5), (2, 0.3), (3, 2.0)))
-    return [y, *(X.requires_grad_() for X in (A, drawn(2, 3, seed=2), Q, R, drawn(3, seed=4), P))]
+    return [y, *(X.requires_grad_() for X in (A, draw(2, 3, seed=2), Q, R, draw(3, seed=4), P))]
 
 
 def filtered(form: str) -> Evaluated:
     model = state_space()
     found = kalman_filter(*model, form=form)
-    return with_derivatives((found.mean, found.covariance, found.log_likelihood), model[1:])
+    return compute_derivatives((found.mean, found.covariance, found.log_likelihood), model[1:])
 
 
 def run_smoother(method: str) -> Evaluated:
     model = state_space()
     found = kalman_smoother(*model, method=method)
-    return with_derivatives((found.mean, found.covariance, found.cross_covariance), model[1:])
+    return compute_derivatives((found.mean, found.covariance, found.cross_covariance), model[1:])
 
 
 def structural() -> Evaluated:
-    y = drawn(20).cumsum(0)
+    y = draw(20).cumsum(0)
     model = LinearGaussianSSM(y, LocalLinearTrend(0.3, 0.1) + AR(2, 0.2), noise_var=0.5)
     found, forecast, filtered = model.smooth(), model.forecast(3), model.filter()
     start = model._start
@@ -94,43 +94,43 @@ def structural() -> Evaluated:
         *(found.mean, found.covariance, found.cross_covariance, forecast.mean, forecast.variance),
         *(filtered.mean[start:], filtered.log_likelihood[start:], model.sample(3, 2, generator=0)),
         *(part for answer in model.decompose() for part in (answer.mean, answer.variance)),
-        *with_derivatives(model(), list(model.parameters())),
+        *compute_derivatives(model(), list(model.parameters())),
     ]
 
 
 def gp_regression() -> Evaluated:
-    X = drawn(30, 2)
+    X = draw(30, 2)
     model = GPRegression(X, X[:, 0].sin(), RBF(1.0) + Linear(), noise_var=0.1, normalise=False)
-    new = drawn(5, 2, seed=1)
+    new = draw(5, 2, seed=1)
     found = model.predict(new)
     return [found.mean, found.variance, model.sample(new, 2, generator=0)]
 
 
 def blr() -> Evaluated:
-    X = drawn(30, 2)
+    X = draw(30, 2)
     features = RandomFourierFeatures(2, 8, generator=0)
     model = BayesianLinearRegression(X, X[:, 0].sin(), features, noise_var=0.1, normalise=False)
-    new = drawn(5, 2, seed=1)
+    new = draw(5, 2, seed=1)
     found = model.predict(new)
     draws = model.sample(new, 2, generator=0)
-    return [found.mean, found.variance, draws, *with_derivatives(features(X), list(features.parameters()))]
+    return [found.mean, found.variance, draws, *compute_derivatives(features(X), list(features.parameters()))]
 
 
 def layer() -> Evaluated:
-    Z, H = drawn(8, 3), drawn(2, 5, 3, seed=1).requires_grad_()
-    functions = SparseLayer(Z, 2, RBF(2.0), mean=LinearMean(drawn(3, 2, seed=2))).to(DEVICE)
-    functions.set_posterior(drawn(8, 2, seed=3), torch.eye(8, device=DEVICE))
+    Z, H = draw(8, 3), draw(2, 5, 3, seed=1).requires_grad_()
+    functions = SparseLayer(Z, 2, RBF(2.0), mean=LinearMean(draw(3, 2, seed=2))).to(DEVICE)
+    functions.set_posterior(draw(8, 2, seed=3), torch.eye(8, device=DEVICE))
     learned = [parameter for parameter in functions.parameters() if parameter.requires_grad]
     return [
-        *with_derivatives(functions(H), [H, *learned]),
-        *with_derivatives(functions.predict_jointly(H), [H]),
+        *compute_derivatives(functions(H), [H, *learned]),
+        *compute_derivatives(functions.predict_jointly(H), [H]),
     ]
 
 
 def draws() -> Evaluated:
     generator = torch.Generator(DEVICE).manual_seed(0)
-    S = torch.eye(4, device=DEVICE) + drawn(4, 1) * drawn(4, 1).mT
-    mean = drawn(4, 2, seed=1)
+    S = torch.eye(4, device=DEVICE) + draw(4, 1) * draw(4, 1).mT
+    mean = draw(4, 2, seed=1)
     return [
         draw_normal(mean, S, 3, generator),
         draw_normal(mean, S.expand(2, 4, 4), 3, generator),

@@ -46,7 +46,7 @@ class Repeating:
 
 
 @contextlib.contextmanager
-def replaying(refuses: bool = False) -> Iterator[Repeating]:
+def replay_evaluations(refuses: bool = False) -> Iterator[Repeating]:
     """Let fits on the CPU use replayed evaluations, as on a GPU."""
     recorder = Repeating(refuses)
 
@@ -74,7 +74,7 @@ def model(noise: float = 0.1, **options: Any) -> SparseGPRegression:
 def test_same_fit(optimizer: str) -> None:
     plain, replayed = model(), model()
     expected = plain.fit(optimizer, steps=12)
-    with replaying() as recorder:
+    with replay_evaluations() as recorder:
         found = replayed.fit(optimizer, steps=12)
     assert (recorder.recordings, recorder.closed) == (1, 1)
     assert found.steps == expected.steps
@@ -86,7 +86,7 @@ def test_same_fit(optimizer: str) -> None:
 def test_what_cannot_be_recorded_is_evaluated() -> None:
     plain, replayed = model(), model()
     expected = plain.fit("adam", steps=8)
-    with replaying(refuses=True) as recorder:
+    with replay_evaluations(refuses=True) as recorder:
         found = replayed.fit("adam", steps=8)
     assert recorder.recordings == 0
     tolerances.assert_close(torch.tensor(found.history), torch.tensor(expected.history), tolerances.INDUCING)
@@ -101,7 +101,7 @@ def test_recordings_do_not_outlive_what_they_were_made_of() -> None:
             for value in replayed.parameters():
                 value.data = value.data.clone()
 
-    with replaying() as recorder:
+    with replay_evaluations() as recorder:
         replayed.fit("adam", steps=12, callback=move)
     assert (recorder.recordings, recorder.closed) == (2, 2)
 
@@ -110,7 +110,7 @@ def test_wrong_guesses_are_made_good() -> None:
     """After the first evaluation has shown that chunks need solves, the recording uses solves."""
     plain, replayed = (model(1e-7, jitter=1e-10, init="kmeans++") for _ in range(2))
     expected = plain.fit("adam", steps=10, lr=1e-4)
-    with replaying() as recorder:
+    with replay_evaluations() as recorder:
         found = replayed.fit("adam", steps=10, lr=1e-4)
     assert recorder.closed == 2  # once for the wrong guess, once in the end
     assert recorder.recordings == 1
@@ -135,7 +135,7 @@ def test_jitter_is_found_without_a_recording() -> None:
         self.jitter = 1e-9
         return value
 
-    with replaying(), mock.patch.object(SparseGPRegression, "loss", fails_when_recorded):
+    with replay_evaluations(), mock.patch.object(SparseGPRegression, "loss", fails_when_recorded):
         evaluation = _fitting._make_evaluation(replayed, replayed.loss, list(replayed.parameters()))
         for _ in range(10):
             evaluation()
@@ -173,8 +173,3 @@ def test_capture_by_users_is_refused() -> None:
     with evaluation.defer_checks() as collected:
         assert checks.hand_over()
     assert collected == [checks]
-
-
-def test_recorders_are_what_evaluations_want() -> None:
-    recorder: _cuda_graph.Recorder = Repeating()
-    recorder.close()

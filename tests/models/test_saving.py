@@ -18,15 +18,15 @@ from stored_models import (
     MODELS,
     Y_ONE,
     X,
+    add_checksum,
     assert_same_state,
-    content_of,
+    convert_to_format_1,
     load,
+    make_networks,
     network,
-    new_networks,
-    of_format_1,
+    read_content,
     save_all,
-    saved_by_torch,
-    with_checksum,
+    save_by_torch,
 )
 
 from lapgrad import DeviceError, FileFormatError, NonFiniteError, OptionError
@@ -52,23 +52,23 @@ def path(tmp_path: Path) -> Path:
 def test_every_class_is_here(saved: dict[str, bytes]) -> None:
     classes = {name for name, kind in StoredModel._kinds.items() if kind.__module__.startswith("lapgrad.")}
     abstract = {"Model", "LayeredRegression", "LayeredModel", "WithSecondStart"}
-    assert {content_of(saved, name)["kind"] for name in MODELS} == classes - abstract
+    assert {read_content(saved, name)["kind"] for name in MODELS} == classes - abstract
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_sound_files_of_both_formats_are_read(name: str, saved: dict[str, bytes], path: Path) -> None:
     path.write_bytes(saved[name])
-    model = load(path, new_networks())
+    model = load(path, make_networks())
     assert_same_state(model, MODELS[name]())
-    path.write_bytes(of_format_1(content_of(saved, name)))
-    assert_same_state(load(path, new_networks()), model)
+    path.write_bytes(convert_to_format_1(read_content(saved, name)))
+    assert_same_state(load(path, make_networks()), model)
 
 
 def test_files_are_zip_files_with_the_checksum_as_a_comment(saved: dict[str, bytes]) -> None:
     with zipfile.ZipFile(io.BytesIO(saved["gp"])) as file:
         assert file.testzip() is None
         assert file.comment.startswith(b"lapgrad sha256 ")
-    assert content_of(saved, "gp")["format"] == 2
+    assert read_content(saved, "gp")["format"] == 2
 
 
 def test_buffers_of_networks_of_users_may_be_infinite(path: Path) -> None:
@@ -96,12 +96,12 @@ class Payload:
 
 MALICIOUS: Mapping[str, Callable[[Payload], bytes]] = {
     "pickled": pickle.dumps,
-    "saved by torch": saved_by_torch,
-    "saved by torch in its legacy format": lambda payload: saved_by_torch(
+    "saved by torch": save_by_torch,
+    "saved by torch in its legacy format": lambda payload: save_by_torch(
         payload, _use_new_zipfile_serialization=False
     ),
-    "with a checksum": lambda payload: with_checksum({"what": "lapgrad model", "format": 2, "kind": payload}),
-    "among tensors": lambda payload: with_checksum(
+    "with a checksum": lambda payload: add_checksum({"what": "lapgrad model", "format": 2, "kind": payload}),
+    "among tensors": lambda payload: add_checksum(
         {
             "what": "lapgrad model",
             "format": 2,

@@ -75,7 +75,7 @@ def draw_weights(n: int, seed: int = 99) -> Tensor:
     return W + W.mT
 
 
-def loss_of_space(rows: Tensor, W: Tensor) -> Tensor:
+def compute_loss_of_space(rows: Tensor, W: Tensor) -> Tensor:
     """<W, P> for the projector P onto the space of the rows."""
     return ((rows.mT @ rows) * W.to(rows.dtype)).sum()
 
@@ -102,7 +102,7 @@ def test_projectors_onto_close_eigenvectors(dtype: torch.dtype, path: str, isa: 
                 batch = torch.stack([make_symmetric(n, group, gap, dtype, seed=i) for i in range(3)])
                 for A in (alone, batch):
                     leaf = A.clone().requires_grad_()
-                    (actual,) = grad(loss_of_space(lapgrad.syevd(leaf).U[..., :group, :], W), leaf)
+                    (actual,) = grad(compute_loss_of_space(lapgrad.syevd(leaf).U[..., :group, :], W), leaf)
                     assert_close(actual, compute_gradient_of_space(A, group, W), units)
 
 
@@ -114,7 +114,7 @@ def test_projectors_onto_the_largest(k: int) -> None:
     for gap in GAPS:
         A = -make_symmetric(n, k, gap, torch.float64)
         leaf = A.clone().requires_grad_()
-        (actual,) = grad(loss_of_space(lapgrad.syevd(leaf, k=k).U, W), leaf)
+        (actual,) = grad(compute_loss_of_space(lapgrad.syevd(leaf, k=k).U, W), leaf)
         assert_close(actual, -compute_gradient_of_space(-A, k, W), OF_A_GROUP * of_order(n))
 
 
@@ -129,7 +129,7 @@ def test_single_vectors_keep_their_gradient(gap: float, path: str) -> None:
 
     def compute_mixed_gradient(policy: str) -> Tensor:
         U, _ = lapgrad.syevd(leaf, degeneracy=policy)
-        even = loss_of_space(U[::2, :group], W)
+        even = compute_loss_of_space(U[::2, :group], W)
         (gradient,) = grad(even + (U[1::2, 0] * W[0]).sum(), leaf)
         return gradient
 
@@ -208,9 +208,9 @@ def list_losses(m: int, n: int) -> dict[str, Loss]:
     """Return losses of the vectors of a group that depend only on the spanned spaces and on U^T V."""
     left, right, both = draw_weights(m), draw_weights(n), draw_normal(m, n, seed=98)
     return {
-        "left": lambda U, V, _: loss_of_space(U, left),
-        "right": lambda U, V, _: loss_of_space(V, right),
-        "both spaces": lambda U, V, _: loss_of_space(U, left) + loss_of_space(V, right),
+        "left": lambda U, V, _: compute_loss_of_space(U, left),
+        "right": lambda U, V, _: compute_loss_of_space(V, right),
+        "both spaces": lambda U, V, _: compute_loss_of_space(U, left) + compute_loss_of_space(V, right),
         "U^T V": lambda U, V, _: ((U.mT @ V) * both.to(U.dtype)).sum(),
     }
 
@@ -275,12 +275,12 @@ def test_spaces_of_small_singular_values(size: float, shape: tuple[int, int], pa
     values[k - group :] = size * torch.tensor([1.5, 1.0], dtype=torch.float64, device=DEVICE)
     A = (draw_orthogonal(k, m, 0).mT * values) @ draw_orthogonal(k, n, 1)
     short = draw_weights(k)
-    short_side: Loss = lambda U, V, _: loss_of_space(U if m <= n else V, short)  # noqa: E731
+    short_side: Loss = lambda U, V, _: compute_loss_of_space(U if m <= n else V, short)  # noqa: E731
 
     def long_side(U: Tensor, V: Tensor, rows: Tensor) -> Tensor:
         """<W, P P_0>, P_0 the constant projector onto all rows."""
         frame = rows.detach()
-        return loss_of_space(V, frame.mT @ frame @ draw_weights(n) @ frame.mT @ frame)
+        return compute_loss_of_space(V, frame.mT @ frame @ draw_weights(n) @ frame.mT @ frame)
 
     with force_path(path):
         for operand in (A, torch.stack([A, A])):

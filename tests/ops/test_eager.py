@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE, KERNELS
-from samples import OPERATORS, OperatorCase, Sample, joined
+from samples import OPERATORS, OperatorCase, Sample, join_results
 from tolerances import assert_all_close
 from torch import Tensor, func
 from torch.testing._internal.two_tensor import TwoTensor
@@ -30,7 +30,7 @@ def case(request: pytest.FixtureRequest) -> OperatorCase:
 def compute_first_result(case: OperatorCase, f: Function, sample: Sample) -> Function:
     def result(*args: Tensor) -> Tensor:
         value = f(*args, **sample.kwargs)
-        return joined(value)
+        return join_results(value)
 
     return result
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from fresh_process import output
+from fresh_process import get_output
 from paths import PATHS, take_path
-from samples import OPERATORS, Flags, OperatorCase, Shape, joined
+from samples import OPERATORS, Flags, OperatorCase, Shape, join_results
 from sized import sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
@@ -430,7 +430,7 @@ try:
 except ValueError as error:
     print(error)
 """
-    assert f"{variable}='{value}' is not one of {named}" in output(code, **{variable: value})
+    assert f"{variable}='{value}' is not one of {named}" in get_output(code, **{variable: value})
 
 
 #: For each operator: LAPACK's routine, the number of its arguments, the position of ``lwork`` among them.
@@ -467,4 +467,4 @@ def test_the_item_whose_iteration_does_not_converge_is_named(name: str) -> None:
     finally:
         _cpu.core.bind_routine(routine, address)
     assert caught.value.item == (1, 1)
-    assert torch.isfinite(joined(OPERATORS[name].fn(A))).all()
+    assert torch.isfinite(join_results(OPERATORS[name].fn(A))).all()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from device import DEVICE
 from paths import PATHS_AND_ISAS, list_paths, take_path
-from samples import OPERATORS, OperatorCase, Sample, Shape, joined
-from sized import FLAGS, all_flags, sample
+from samples import OPERATORS, OperatorCase, Sample, Shape, join_results
+from sized import FLAGS, list_flag_choices, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 from torch.autograd import forward_ad, grad, gradcheck, gradgradcheck
@@ -83,7 +83,7 @@ def compute_gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tenso
     """Return the gradients of f, for a cotangent with entries of both signs in both triangles."""
     leaves = [arg.detach().requires_grad_() for arg in one.args]
     result = f(*leaves, **flags)
-    result = joined(result)
+    result = join_results(result)
     cotangent = torch.cos(torch.arange(result.numel(), dtype=torch.float64, device=DEVICE)).view(result.shape)
     return grad(result, leaves, cotangent.to(result.dtype))
 
@@ -91,7 +91,9 @@ def compute_gradients(f: Any, one: Sample, flags: dict[str, Any]) -> tuple[Tenso
 @functools.cache
 def list_rows(name: str, n: int, other: int, batch: Shape, dtype: torch.dtype) -> list[tuple[Sample, Any]]:
     """Return samples of one size with all flags, and their gradients by the reference in float64."""
-    samples = [sample(name, n, flags, other=other, batch=batch, dtype=dtype) for flags in all_flags(name)]
+    samples = [
+        sample(name, n, flags, other=other, batch=batch, dtype=dtype) for flags in list_flag_choices(name)
+    ]
     found = []
     for one in samples:
         double = Sample(tuple(arg.double() for arg in one.args), one.kwargs, one.id)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from device import DEVICE
 from paths import PATHS, take_path
-from samples import OPERATORS, OperatorCase, Sample, joined
-from sized import FLAGS, all_flags, sample
+from samples import OPERATORS, OperatorCase, Sample, join_results
+from sized import FLAGS, list_flag_choices, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 
@@ -123,9 +123,9 @@ def check_operands(case: OperatorCase, one: Sample, layouts: tuple[Layout, ...],
             args = [layout(arg) if i in positions else arg for i, arg in enumerate(one.args)]
             before = [_copy_bits(arg) for arg in args]
             dense = [arg.clone(memory_format=torch.contiguous_format).requires_grad_() for arg in args]
-            expected = joined(case.reference(*dense, **one.kwargs))
+            expected = join_results(case.reference(*dense, **one.kwargs))
             leaves = [arg.detach().requires_grad_() for arg in args]
-            actual = joined(case.fn(*leaves, **one.kwargs))
+            actual = join_results(case.fn(*leaves, **one.kwargs))
             assert_all_close(actual, expected, units)
             weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).view(
                 expected.shape
@@ -162,7 +162,7 @@ def test_all_flags_on_every_path(name: str, path: str) -> None:
     """Past a leaf, and with an other side of another length: both orders of storage meet in every product."""
     case = OPERATORS[name]
     with take_path(path):
-        for flags in all_flags(name):
+        for flags in list_flag_choices(name):
             check_operands(case, sample(name, 40, flags, other=35), MATRIX_LAYOUTS, of_order(40))
             batch = sample(name, 4, flags, other=3, batch=(3, 3))
             check_operands(
@@ -237,12 +237,15 @@ def test_other_triangle_is_not_read(name: str, path: str) -> None:
     with take_path(path):
         for n, batch in ((5, ()), (5, (17,)), (33, ()), (70, ()), (130, ())):
             units = of_order(n) * case.condition(n)
-            for flags in all_flags(name):
+            for flags in list_flag_choices(name):
                 one = sample(name, n, flags, batch=batch)
                 A = _read(one.args[0], flags["lower"])
                 leaves = [A.requires_grad_(), *[arg.requires_grad_() for arg in one.args[1:]]]
                 clean = [arg.detach().clone().requires_grad_() for arg in one.args]
-                actual, expected = joined(case.fn(*leaves, **flags)), joined(case.reference(*clean, **flags))
+                actual, expected = (
+                    join_results(case.fn(*leaves, **flags)),
+                    join_results(case.reference(*clean, **flags)),
+                )
                 assert_all_close(actual, expected, units)
                 weights = torch.linspace(-1, 1, expected.numel(), dtype=expected.dtype, device=DEVICE).view(
                     expected.shape
@@ -257,7 +260,7 @@ def test_gemmt_backward_does_not_read_the_other_triangle(path: str) -> None:
     reference = OPERATORS["gemmt"].reference
     with take_path(path):
         for n, batch in ((5, ()), (5, (17,)), (70, ())):
-            for flags in all_flags("gemmt"):
+            for flags in list_flag_choices("gemmt"):
                 one = sample("gemmt", n, flags, batch=batch)
                 leaves = [arg.requires_grad_() for arg in one.args]
                 weights = (
@@ -276,7 +279,7 @@ def test_cotangents(name: str, layout: Layout) -> None:
     """Autograd hands the same cotangent to several: any layout is taken, and it is never modified."""
     case = OPERATORS[name]
     for n, batch in ((5, (2, 3)), (40, (1, 2))):
-        for flags in all_flags(name):
+        for flags in list_flag_choices(name):
             one = sample(name, n, flags, batch=batch)
             leaves = [arg.requires_grad_() for arg in one.args]
             results = (f(*leaves, **flags) for f in (case.fn, case.reference))
@@ -305,15 +308,15 @@ def test_cotangents(name: str, layout: Layout) -> None:
 @pytest.mark.parametrize("layout", [*MATRIX_LAYOUTS, *BATCH_LAYOUTS[:4]], ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("case", OVERWRITING, ids=lambda case: case.name)
 def test_overwrite_writes_only_its_own_elements(case: OperatorCase, layout: Layout) -> None:
-    flags = all_flags(case.name) if case.name in FLAGS else [{}, {"alpha": 2.0, "beta": -1.0}]
+    flags = list_flag_choices(case.name) if case.name in FLAGS else [{}, {"alpha": 2.0, "beta": -1.0}]
     for n in (5, 40):
         for one_flags in flags:
             one = _make_square_sample(case, n, one_flags)
             target = layout(one.args[case.overwrites])
             outside = _find_outside(target)
-            expected = joined(case.reference(*one.args, **one_flags))
+            expected = join_results(case.reference(*one.args, **one_flags))
             args = [target if i == case.overwrites else arg for i, arg in enumerate(one.args)]
-            result = joined(case.fn(*args, **one_flags, overwrite=True))
+            result = join_results(case.fn(*args, **one_flags, overwrite=True))
             assert result is target
             assert_all_close(target, expected, of_order(n))
             assert _view_memory(target)[outside].isnan().all(), "written outside of the operand"

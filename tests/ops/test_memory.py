@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from fresh_process import output, run
+from fresh_process import get_output, run
 from samples import MAKERS, OPERATORS
 from torch import Tensor
 
@@ -177,7 +177,7 @@ def _list_tensors(result: Any) -> list[Tensor]:
 def _measure_in_a_fresh_process() -> dict[str, dict[str, tuple[float, float]]]:
     """Measure address space, which only the process itself changes (see ``measure_mapped_bytes``)."""
     code = "import json, test_memory; print(json.dumps(test_memory.measure()))"
-    return json.loads(output(code, **EVERY_BUFFER_MAPPED))
+    return json.loads(get_output(code, **EVERY_BUFFER_MAPPED))
 
 
 def _get_measurement(name: str, phase: str) -> tuple[float, float]:
@@ -225,7 +225,7 @@ def check_measure() -> None:
 
 @pytest.mark.cpu
 def test_measure_is_exact_and_does_not_depend_on_pages() -> None:
-    output("import test_memory; test_memory.check_measure()", **EVERY_BUFFER_MAPPED)
+    get_output("import test_memory; test_memory.check_measure()", **EVERY_BUFFER_MAPPED)
 
 
 @pytest.mark.cpu

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from samples import OPERATORS, OperatorCase, Sample, joined
+from samples import OPERATORS, OperatorCase, Sample, join_results
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch.autograd import forward_ad
@@ -335,7 +335,7 @@ def test_any_two_operands_may_share_memory(case: OperatorCase, n: int, recorded:
             args[one], args[other] = OVERLAPS[name](leaf * 1.0, n)
             if not overwrite:
                 args = [arg.clone() for arg in args]
-            result = joined(case.fn(*args, **({"overwrite": True} if overwrite else {}))).clone()
+            result = join_results(case.fn(*args, **({"overwrite": True} if overwrite else {}))).clone()
             found.append([result.detach()])
             if recorded:
                 found[-1] += torch.autograd.grad(result.sin().sum(), leaf)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from device import DEVICE
 from rounding import ROUNDED, SETTING, Watching, let_torch_round
-from samples import OPERATORS, joined
+from samples import OPERATORS, join_results
 from sized import FLAGS, sample
 from tolerances import assert_all_close
 from torch import Tensor
@@ -26,7 +26,7 @@ def rounding() -> Iterator[None]:
 def compute_with_gradients(name: str) -> list[Tensor]:
     one = sample(name, 80, {}, dtype=torch.float32)
     leaves = [arg.detach().clone().requires_grad_() for arg in one.args]
-    result = joined(OPERATORS[name].fn(*leaves, **one.kwargs))
+    result = join_results(OPERATORS[name].fn(*leaves, **one.kwargs))
     return [result.detach(), *torch.autograd.grad(result, leaves, torch.ones_like(result))]
 
 

@@ -171,7 +171,7 @@ def list_invariant_losses(n: int) -> dict[str, tuple[Loss, Callable[[Tensor], Te
         lowest = U[..., :3, :]
         return ((lowest.mT @ lowest) * W).sum()
 
-    def gradient_of_projector(A: Tensor) -> Tensor:
+    def compute_gradient_of_projector(A: Tensor) -> Tensor:
         """P0 W R + R W P0 with the reduced resolvent R = sum_j u_j u_j^T / (l_0 - l_j)."""
         values, V = torch.linalg.eigh(A)
         P0 = V[:, :3] @ V[:, :3].mT
@@ -182,7 +182,7 @@ def list_invariant_losses(n: int) -> dict[str, tuple[Loss, Callable[[Tensor], Te
         return torch.eye(n, dtype=torch.float64, device=DEVICE)
 
     return {
-        "projector": (projector, gradient_of_projector),
+        "projector": (projector, compute_gradient_of_projector),
         "trace": (lambda U, eigenvalues: eigenvalues.sum(), identity),
         "sum of squares": (lambda U, eigenvalues: eigenvalues.square().sum(), lambda A: 2 * A),
         "sum of exponentials": (lambda U, eigenvalues: eigenvalues.exp().sum(), torch.matrix_exp),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from samples import MAKERS, OPERATORS, OperatorCase, Sample, joined
+from samples import MAKERS, OPERATORS, OperatorCase, Sample, join_results
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -54,7 +54,7 @@ def make_both_functions(case: OperatorCase, sample: Sample) -> tuple[Function, F
     def first(f: Function) -> Function:
         def result(*args: Tensor) -> Tensor:
             value = f(*args, **sample.kwargs)
-            return joined(value)
+            return join_results(value)
 
         return result
 

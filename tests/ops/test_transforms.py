@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from samples import OPERATORS, OperatorCase, Sample, joined
+from samples import OPERATORS, OperatorCase, Sample, join_results
 from tolerances import HIGHER_ORDER, assert_all_close
 from torch import Tensor, func
 from torch.autograd import forward_ad
@@ -262,7 +262,7 @@ def test_forward_and_reverse_mode_are_adjoint(case: OperatorCase) -> None:
 
     def raw(*args: Tensor) -> Tensor:
         result = case.fn(*args, **sample.kwargs)
-        return joined(result)
+        return join_results(result)
 
     tangents = make_directions(sample.args)
     result, pushed = func.jvp(raw, sample.args, tangents)

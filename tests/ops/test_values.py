@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from device import DEVICE
-from fresh_process import output
+from fresh_process import get_output
 from paths import PATHS, list_paths, take_path
 from samples import OPERATORS, OperatorCase, Sample
-from sized import FLAGS, all_flags, sample
+from sized import FLAGS, list_flag_choices, sample
 from tolerances import assert_all_close, of_order
 from torch import Tensor
 
@@ -52,7 +52,9 @@ def list_rows(
 ) -> list[tuple[Sample, Any]]:
     """Return samples of one size with all flags, and their expected results."""
     shape = () if batch is None else (batch,)
-    samples = [sample(name, n, flags, other=other, batch=shape, dtype=dtype) for flags in all_flags(name)]
+    samples = [
+        sample(name, n, flags, other=other, batch=shape, dtype=dtype) for flags in list_flag_choices(name)
+    ]
     return [(one, compute_in_double(OPERATORS[name], one.args, one.kwargs)) for one in samples]
 
 
@@ -154,7 +156,7 @@ def test_symmetric_to_the_last_bit(n: int, path: str) -> None:
 def test_other_triangle_is_zero(name: str, path: str) -> None:
     with take_path(path):
         for n in (5, 33, 129):
-            for flags in all_flags(name):
+            for flags in list_flag_choices(name):
                 one = sample(name, n, flags)
                 result = OPERATORS[name].fn(*one.args, **flags)
                 other = result.triu(1) if flags["lower"] else result.tril(-1)
@@ -174,4 +176,4 @@ def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
     if not _cpu.core.isa_supported(isa):
         pytest.skip(f"this CPU has no {isa}")
     code = "from lapgrad._kernels import native; print(native.available(), native.describe()['isa'])"
-    assert output(code, LAPGRAD_ISA=isa).split() == ["True", isa]
+    assert get_output(code, LAPGRAD_ISA=isa).split() == ["True", isa]

@@ -14,7 +14,7 @@ from samples import (
     state_space,
     triangles_and_products,
 )
-from samples.case import MAKERS, SYMMETRIC, Flags, OperatorCase, Recipe, Sample, Shape, joined
+from samples.case import MAKERS, SYMMETRIC, Flags, OperatorCase, Recipe, Sample, Shape, join_results
 
 _PARTS = (
     triangles_and_products,
@@ -29,4 +29,14 @@ _PARTS = (
 
 OPERATORS: dict[str, OperatorCase] = {case.name: case for part in _PARTS for case in part.CASES}
 
-__all__ = ["MAKERS", "OPERATORS", "SYMMETRIC", "Flags", "OperatorCase", "Recipe", "Sample", "Shape", "joined"]
+__all__ = [
+    "MAKERS",
+    "OPERATORS",
+    "SYMMETRIC",
+    "Flags",
+    "OperatorCase",
+    "Recipe",
+    "Sample",
+    "Shape",
+    "join_results",
+]

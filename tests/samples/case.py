@@ -154,12 +154,12 @@ class OperatorCase:
                 0.5 * (arg + arg.mT) if kind in SYMMETRIC else arg
                 for kind, arg in zip(self.kinds, args, strict=True)
             ]
-            return joined(fn(*structured, **kwargs))
+            return join_results(fn(*structured, **kwargs))
 
         return on_manifold
 
 
-def joined(result: Any) -> Tensor:
+def join_results(result: Any) -> Tensor:
     """Return all results of an operator as one tensor, rows side by side, without a status."""
     if isinstance(result, Tensor):
         return result

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from samples.case import SWEEPS, OperatorCase, Orders, Recipe, Shape, named
-from samples.signs import decisive_signs
+from samples.signs import find_decisive_signs
 
 
 def _recipes() -> tuple[Recipe, ...]:
@@ -42,7 +42,7 @@ def gesvd(
     """torch's decomposition with rows of vectors, and the sign of the leading entry of each row of U."""
     columns, S, V = torch.linalg.svd(A, full_matrices=False)
     U = columns.mT
-    signs = decisive_signs(U)
+    signs = find_decisive_signs(U)
     U, V = signs * U, signs * V
     r = S.shape[-1] if rank is None else rank
     return (U[..., :r, :], S[..., :r], V[..., :r, :]) if vectors else S[..., :r]

@@ -15,7 +15,7 @@ NEARLY = 1e-6
 _MARGINS: contextvars.ContextVar[list[float] | None] = contextvars.ContextVar("margins", default=None)
 
 
-def decisive_signs(U: Tensor) -> Tensor:
+def find_decisive_signs(U: Tensor) -> Tensor:
     """1 or -1, (*batch, m, 1): for each row of ``U`` the sign of its first entry of nearly largest size."""
     U = U.detach()
     if not U.numel():

@@ -20,16 +20,16 @@ from samples.case import (
     named,
     square_recipes,
 )
-from samples.signs import decisive_signs
+from samples.signs import find_decisive_signs
 
 
 def symmetric_part(A: Tensor) -> Tensor:
     return 0.5 * (A + A.mT)
 
 
-def with_signs(U: Tensor) -> Tensor:
+def fix_signs(U: Tensor) -> Tensor:
     """Rows with their first entry of nearly the largest size made positive."""
-    return U * decisive_signs(U)
+    return U * find_decisive_signs(U)
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def syevd(
     """At separated eigenvalues no policy matters."""
     eigenvalues, columns = eigh(A)
     rest = 0 if k is None else A.shape[-1] - k
-    U, eigenvalues = with_signs(columns.mT)[..., rest:, :].contiguous(), eigenvalues[..., rest:].contiguous()
+    U, eigenvalues = fix_signs(columns.mT)[..., rest:, :].contiguous(), eigenvalues[..., rest:].contiguous()
     return (U, eigenvalues) if vectors else eigenvalues
 
 
@@ -140,7 +140,7 @@ def pca(X: Tensor, *, k: int, degeneracy: str = "mask", tol: float | None = None
     values, columns = eigh((centred.mT @ centred if d <= n else centred @ centred.mT) / degrees)
     values, rows = values.flip(-1)[..., :k].contiguous(), columns.mT.flip(-2)[..., :k, :]
     components = rows if d <= n else rows @ centred / (values * degrees).sqrt().unsqueeze(-1)
-    components = with_signs(components)
+    components = fix_signs(components)
     return components, values, mean, centred @ components.mT
 
 

@@ -61,7 +61,7 @@ def _fake(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pull_back(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Tensor:
-    """The gradient of A = L Q with respect to A; not finite where rows of A are dependent."""
+    """The gradient of A = L Q with respect to A; not finite, or huge, where rows of A are dependent."""
     gA = allocate_matrix(L, L.shape[-2], Q.shape[-1])
     lookup("gelqf_vjp", L)(gA, Q, L, gQ, gL)
     return gA

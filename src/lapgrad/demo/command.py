@@ -194,5 +194,5 @@ def _compute_rmse(prediction: torch.Tensor, truth: torch.Tensor) -> float:
 
 def _parse_count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)

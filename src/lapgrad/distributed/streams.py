@@ -45,7 +45,7 @@ class RowStream(abc.ABC):
         return f"{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {self.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowStream:
-        return copy.copy(self)  # nobody writes to the rows
+        return copy.copy(self)  # rows are read-only, so copies can share them
 
     @abc.abstractmethod
     def read(self, begin: int, end: int) -> Tensor:
@@ -111,7 +111,7 @@ class MappedRows(RowStream):
 
     def read(self, begin: int, end: int) -> Tensor:
         """Return rows ``begin`` to ``end``. They share memory with the file's pages: do not write to them."""
-        with warnings.catch_warnings():  # torch warns that the pages must not be written to, and nobody does
+        with warnings.catch_warnings():  # torch warns that the pages are read-only; nothing writes to them
             warnings.simplefilter("ignore", UserWarning)
             return torch.from_numpy(np.asarray(self._array[begin:end]))
 

@@ -40,7 +40,7 @@ class _Problem(NamedTuple):
 
 
 class _FactorCheck:
-    """Knows where the status of a factorisation lies, and reads it when it is asked to."""
+    """A deferred check: keeps the status of a factorisation on the device until ``are_passed`` reads it."""
 
     def __init__(self, info: Tensor) -> None:
         self._info = info

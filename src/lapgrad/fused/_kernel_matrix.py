@@ -1,7 +1,7 @@
 """Matrices of covariance functions that a device computes in one pass, and differentiates in another.
 
 A device that has such kernels (``_kernels/cuda/kernel_matrix.py``) knows covariance functions as formulas.
-Kernels of models say which formula is theirs (``models.kernels.Kernel.express``).
+Kernels of models return their formula by ``models.kernels.Kernel.express``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Formula(NamedTuple):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def join_features(self, points: int) -> Tensor:
-        """(n, d), detached and contiguous; ``points`` is n."""
+        """Return all features as one matrix (n, d), detached and contiguous; ``points`` is n."""
         parts = [features.detach() for features in self.features]
         if not parts:
             return self.scalars[0].detach().new_empty(points, 0)

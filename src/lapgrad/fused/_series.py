@@ -17,7 +17,8 @@ class Operands(NamedTuple):
 
     Attributes:
         flat: y (N, T, p), A, B, Q, R (N, T, rows, columns), m (N, n), P (N, n, n), c (N, T, n). N and T are 1
-            where there is one for all. With d diffuse directions m is (N, n, 1 + d): they stand beside it.
+            where there is one for all. With d diffuse directions m is (N, n, 1 + d): they are its further
+            columns.
         batch: The leading dimensions that N stands for.
     """
 

@@ -176,8 +176,8 @@ def evaluate_rows(
 
 def _make_group_error() -> _exceptions.OptionError:
     return _exceptions.OptionError(
-        f"{_NAME}: with a group, or rows that are read in chunks, there are no transforms of torch.func, no "
-        f"torch.compile and no second derivatives."
+        f"{_NAME}: transforms of torch.func, torch.compile and second derivatives are not available with a "
+        f"group, or with rows that are read in chunks."
     )
 
 

@@ -178,7 +178,7 @@ def _make_whole_power(exponent: int) -> Rule:
     """The rule for a whole exponent, at any eigenvalues (for a negative exponent except zero)."""
 
     def differences(a: Tensor) -> Tensor:
-        """a^(p-1) + a^(p-2) b + ... + b^(p-1); for a negative exponent that over -(a b)^p."""
+        """a^(p-1) + a^(p-2) b + ... + b^(p-1), p = |exponent|; for a negative one divided by -(a b)^p."""
         first, second = a.unsqueeze(-1), a.unsqueeze(-2)
         total, power = torch.zeros_like(first - second), torch.ones_like(second)
         for _ in range(abs(exponent)):

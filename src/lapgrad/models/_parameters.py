@@ -31,7 +31,7 @@ Value = float | Sequence[float] | Tensor
 
 
 class Bounds(NamedTuple):
-    """An open interval of values, and how they are stored as any number.
+    """An open interval of values, and a map from it to all real numbers, by which values are stored.
 
     Attributes:
         low: May be minus infinity.

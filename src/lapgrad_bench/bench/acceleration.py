@@ -40,7 +40,7 @@ _MOST_FLOPS, _MOST_FLOPS_OF_ONE = 4e8, 6e9
 #: lapgrad takes a call if it takes at most this part of torch's time: ratios vary from run to run.
 _MARGIN = 0.95
 
-#: What --check allows: "never more than 5 % and 3 microseconds slower".
+#: Calls that --check accepts: slower by at most 5 % and 3 microseconds.
 _ALLOWED_RATIO, _ALLOWED_SECONDS = 1.05, 3e-6
 
 #: Recording a call may cost this part of what the gradient gains on top of that: taking the call pays if a

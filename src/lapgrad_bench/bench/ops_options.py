@@ -164,7 +164,7 @@ def parse_positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return value
 
 
@@ -177,5 +177,5 @@ def _parse_threads(text: str) -> list[int]:
     except ValueError:
         counts = [0]
     if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of thread counts: 1,2,4 or all was wanted")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of thread counts: 1,2,4 or all was wanted")
     return counts

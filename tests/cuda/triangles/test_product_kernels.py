@@ -26,7 +26,7 @@ def draw(machine: Machine, *shape: int, dtype: torch.dtype = torch.float64, turn
     return torch.randn(items, m + 1, n + 2, dtype=dtype).to(machine.device)[:, 1:, :n]
 
 
-def with_guard(like: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
+def make_guarded(like: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
     """Return a contiguous matrix of NaNs, and the number behind it."""
     memory = like.new_full((torch.Size(shape).numel() + 1,), torch.nan)
     return memory[:-1].view(shape), memory[-1]
@@ -37,7 +37,7 @@ def with_guard(like: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
 def test_symmetric_results(machine: Machine, dtype: torch.dtype) -> None:
     for (items, n, k), turned in itertools.product(SHAPES, (False, True)):
         A = draw(machine, items, n, k, dtype=dtype, turned=turned)
-        B, behind = with_guard(A, items, n, n)
+        B, behind = make_guarded(A, items, n, n)
         machine.launch(_products.plan_symmetric_result(B, A))
         assert_close(B, A @ A.mT, of_order(k))
         assert torch.equal(B, B.mT)
@@ -49,7 +49,7 @@ def test_symmetric_results(machine: Machine, dtype: torch.dtype) -> None:
 def test_triangular_results(machine: Machine, lower: bool) -> None:
     for (items, n, k), turned in itertools.product(SHAPES, (False, True)):
         A, B = draw(machine, items, n, k, turned=turned), draw(machine, items, k, n, turned=not turned)
-        C, behind = with_guard(A, items, n, n)
+        C, behind = make_guarded(A, items, n, n)
         machine.launch(_products.plan_triangular_result(C, A, B, lower, -0.5))
         expected = -0.5 * (A @ B)
         assert_close(C, expected.tril() if lower else expected.triu(), of_order(k))
@@ -68,7 +68,7 @@ def test_triangular_factors(machine: Machine, lower: bool, transpose: bool, righ
         L.masked_fill_((triangle == 0) & (L != 0), torch.nan)
         factor = triangle.mT if transpose else triangle
         A = draw(machine, items, m, n) if rightside else draw(machine, items, n, m)
-        C, behind = with_guard(A, *A.shape)
+        C, behind = make_guarded(A, *A.shape)
         machine.launch(_products.plan_triangular_factor(C, L, A, lower, transpose, rightside))
         assert_close(C, A @ factor if rightside else factor @ A, of_order(n))
         assert behind.isnan()

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from fresh_process import output
+from fresh_process import get_output
 from kernel_packages import in_torch as _fallback
 
 from lapgrad._kernels import cuda as _cuda
@@ -34,7 +34,7 @@ import lapgrad, lapgrad.linalg, lapgrad.fused, torch
 from lapgrad._kernels import cuda as _cuda
 print(_cuda.available(), float(lapgrad.potrf(torch.eye(2)).sum()))
 """
-    assert output(code).split() == ["False", "2.0"]
+    assert get_output(code).split() == ["False", "2.0"]
 
 
 def test_import_does_not_load_the_packages() -> None:
@@ -46,7 +46,7 @@ from lapgrad._kernels import cuda as _cuda
 _cuda.available()
 print([name for name in ("cuda.core", "cuda.bindings", "nvmath") if name in set(sys.modules) - by_torch])
 """
-    assert output(code).strip() == "[]"
+    assert get_output(code).strip() == "[]"
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def data(n: int = 30, d: int = 2, k: int | None = None, dtype: torch.dtype = F64
     return X, (y[:, 0] if k is None else y).to(dtype)
 
 
-def written_out(model: GPRegression, X_new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compute_by_formulas(model: GPRegression, X_new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, mean (m, k) and covariance of f in double precision, by inverse and determinant."""
     model, X_new = copy.deepcopy(model).double(), X_new.double()
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_formulas(mean: str, k: int | None, dtype: torch.dtype) -> None:
     X, y = data(k=k, dtype=dtype)
     X_new = data(n=7, dtype=dtype)[0]
     model = GPRegression(X, y, RBF([0.8, 1.2], 2.0), noise_var=0.3, mean=mean, normalise=False)
-    loss, mean_new, covariance = written_out(model, X_new)
+    loss, mean_new, covariance = compute_by_formulas(model, X_new)
     shape = (7,) if k is None else (7, 3)
 
     def check(found: Tensor, expected: Tensor) -> None:
@@ -128,9 +128,9 @@ def test_predictions_follow_the_parameters() -> None:
     before = model.predict(X_new)
     assert torch.equal(model.predict(X_new).mean, before.mean)
     model.kernel.lengthscale = 0.3
-    assert_close(model.predict(X_new).mean[:, None], written_out(model, X_new)[1], HIGHER_ORDER)
+    assert_close(model.predict(X_new).mean[:, None], compute_by_formulas(model, X_new)[1], HIGHER_ORDER)
     model.fit(steps=5)
-    assert_close(model.predict(X_new).mean[:, None], written_out(model, X_new)[1], HIGHER_ORDER)
+    assert_close(model.predict(X_new).mean[:, None], compute_by_formulas(model, X_new)[1], HIGHER_ORDER)
 
 
 def test_samples_have_mean_and_covariance_of_the_prediction() -> None:

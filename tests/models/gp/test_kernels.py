@@ -273,7 +273,7 @@ def test_sums_and_products_are_flat() -> None:
     kernel = RBF() + Linear() + White() * Constant() * RBF()
     assert [type(part).__name__ for part in kernel.parts] == ["RBF", "Linear", "Product"]
     assert len(kernel.parts[2].parts) == 3
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="unsupported operand"):
         RBF() + "1.0"  # type: ignore[operator]
 
 

@@ -280,7 +280,7 @@ def test_algebra_with_numbers() -> None:
     assert_close((one**0.5).diag(x), one.diag(x).sqrt())
     assert_close(sum([one, Linear(1.0)])(x), one(x) + Linear(1.0)(x))
     for wrong in (lambda: one + "a", lambda: one * None, lambda: one ** "2", lambda: None + one):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="unsupported operand"):
             wrong()
     with pytest.raises(lapgrad.OptionError, match="positive"):
         -2.0 * one

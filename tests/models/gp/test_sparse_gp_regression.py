@@ -29,7 +29,7 @@ def data(n: int = 40, d: int = 1, k: int | None = None, dtype: torch.dtype = DOU
     return X.to(dtype), (y[:, 0] if k is None else y).to(dtype)
 
 
-def exact(model: SparseGPRegression, X: Tensor) -> tuple[Tensor, Tensor]:
+def compute_exact(model: SparseGPRegression, X: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and covariance of the Gaussian process with the same parameters."""
     with torch.no_grad():
         A = model.kernel(model.X) + model.noise_var * torch.eye(len(model.X), dtype=X.dtype, device=DEVICE)
@@ -39,7 +39,7 @@ def exact(model: SparseGPRegression, X: Tensor) -> tuple[Tensor, Tensor]:
         return mean, model.kernel(X) - weights.mT @ cross
 
 
-def at_data(**options: Any) -> SparseGPRegression:
+def make_model_at_data(**options: Any) -> SparseGPRegression:
     """All points are inducing, so that nothing is approximated but by the jitter."""
     X, y = data()
     options = {"normalise": False, **options}
@@ -47,9 +47,9 @@ def at_data(**options: Any) -> SparseGPRegression:
 
 
 def test_exact_when_all_points_are_inducing() -> None:
-    model = at_data()
+    model = make_model_at_data()
     X = torch.linspace(-1.0, 5.0, 30, dtype=DOUBLE, device=DEVICE)
-    mean, covariance = exact(model, X[:, None])
+    mean, covariance = compute_exact(model, X[:, None])
     found = model.predict(X, full_cov=True)
     assert_close(found.mean, mean[:, 0], OF_JITTER)
     assert_close(found.covariance, covariance, OF_JITTER)

@@ -35,7 +35,7 @@ FEATURES = {
 }
 
 
-def model_of(
+def make_model(
     features: str = "polynomial", targets: int | None = None, n: int = 9, **options
 ) -> BayesianLinearRegression:
     X = normal(n, 2)
@@ -60,7 +60,7 @@ def joint(model: BayesianLinearRegression, X_new: Tensor) -> torch.distributions
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("n", [9, 3])
 def test_predictions_are_those_of_the_gaussian_process(n, features, method):
-    model = model_of(features, n=n, method=method)
+    model = make_model(features, n=n, method=method)
     X_new = normal(4, 2, seed=2)
     with torch.no_grad():
         expected = joint(model, X_new)
@@ -79,7 +79,7 @@ def test_predictions_are_those_of_the_gaussian_process(n, features, method):
     "options", [{}, {"ard": True}, {"bias": False}, {"prior_var": [1.0, 2.0, 3.0, 1.0, 0.5]}]
 )
 def test_loss_is_the_density_of_the_targets(options):
-    model = model_of(targets=3, **options)
+    model = make_model(targets=3, **options)
     with torch.no_grad():
         Phi = model.design(model.X)
         covariance = Phi * model.weight_var() @ Phi.mT + model.noise_var * torch.eye(
@@ -98,7 +98,7 @@ def test_loss_is_the_density_of_the_targets(options):
 @pytest.mark.parametrize("normalise", [False, True])
 def test_fixed_features_are_compressed_without_a_difference(normalise, method):
     """Loss, gradients and posterior of m rows are those of all rows; new data and features are noticed."""
-    model = model_of("fourier", targets=2, n=60, ard=True, normalise=normalise, method=method)
+    model = make_model("fourier", targets=2, n=60, ard=True, normalise=normalise, method=method)
     X_new = normal(3, 2, seed=5)
 
     def everything() -> tuple[Tensor, ...]:
@@ -124,7 +124,7 @@ def test_fixed_features_are_compressed_without_a_difference(normalise, method):
 
 
 def test_samples_have_the_moments_of_the_prediction():
-    model = model_of()
+    model = make_model()
     X_new = normal(3, 2, seed=2)
     with torch.no_grad():
         draws = model.sample(X_new, 20000, generator=0)
@@ -140,7 +140,7 @@ def test_samples_have_the_moments_of_the_prediction():
 
 
 def test_several_targets_share_variances_and_have_their_own_weights():
-    model = model_of(targets=2)
+    model = make_model(targets=2)
     single = BayesianLinearRegression(
         model.X,
         model.Y[:, 1],
@@ -160,7 +160,7 @@ def test_several_targets_share_variances_and_have_their_own_weights():
 
 
 def test_observing_data_is_as_good_as_having_it():
-    whole = model_of()
+    whole = make_model()
     part = BayesianLinearRegression(
         whole.X[:5],
         whole.Y[:5, 0],
@@ -219,7 +219,7 @@ def test_learns_features():
 
 
 def test_predictions_have_gradients_in_the_new_inputs_alone():
-    model = model_of("network")
+    model = make_model("network")
     X_new = normal(2, 2, seed=3)
     assert not model.predict(X_new).mean.requires_grad
     X_new.requires_grad_()
@@ -230,7 +230,7 @@ def test_predictions_have_gradients_in_the_new_inputs_alone():
 
 
 def test_predictions_follow_the_parameters():
-    model = model_of()
+    model = make_model()
     X_new = normal(2, 2, seed=3)
     first = model.predict(X_new)
     assert torch.equal(model.predict(X_new).mean, first.mean)
@@ -274,7 +274,7 @@ def test_data_without_noise_stay_above_the_floor():
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_files(features, tmp_path):
-    model = model_of(features, ard=True, normalise=features == "polynomial")
+    model = make_model(features, ard=True, normalise=features == "polynomial")
     model.fit(steps=5)
     model.fix("noise_var")
     path = tmp_path / "model.pt"
@@ -289,7 +289,7 @@ def test_files(features, tmp_path):
 
 
 def test_a_network_is_asked_for_when_its_file_is_read(tmp_path):
-    model_of("network").save(tmp_path / "model.pt")
+    make_model("network").save(tmp_path / "model.pt")
     with pytest.raises(OptionError, match=r"modules=\{'features': network\}"):
         BayesianLinearRegression.load(tmp_path / "model.pt")
 
@@ -348,7 +348,7 @@ def test_plot():
     axes = BayesianLinearRegression(x, x**2, PolynomialFeatures(2), normalise=False).plot()
     assert axes.lines
     with pytest.raises(OptionError, match="one input and one target can be drawn, there are 2 and 1"):
-        model_of().plot()
+        make_model().plot()
 
 
 @pytest.mark.parametrize(
@@ -398,6 +398,6 @@ def test_mistakes_are_named(X, y, options, kind, message):
 
 
 def test_new_inputs_must_be_like_the_data():
-    model = model_of()
+    model = make_model()
     with pytest.raises(ShapeError, match="X_new must have 2 columns"):
         model.predict(torch.ones(3, 1, dtype=torch.float64, device=DEVICE))

@@ -31,7 +31,7 @@ def sample(n: int, d: int, *batch: int, dtype: torch.dtype = torch.float64) -> t
     return X, torch.randn(*batch, n, dtype=dtype, generator=generator).to(DEVICE)
 
 
-def density(X: Tensor, y: Tensor, noise_var: Tensor, prior_var: Tensor) -> Tensor:
+def compute_density(X: Tensor, y: Tensor, noise_var: Tensor, prior_var: Tensor) -> Tensor:
     """Return the criterion by its definition, from the covariance of the targets."""
     covariance = X * prior_var @ X.mT + noise_var * torch.eye(len(y), dtype=X.dtype, device=DEVICE)
     return -torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
@@ -46,9 +46,9 @@ def test_value_is_the_density_of_the_targets(n, d, method, dtype):
         torch.tensor(0.3, dtype=dtype, device=DEVICE),
         torch.linspace(0.5, 2.0, d, dtype=dtype, device=DEVICE),
     )
-    tolerances.assert_close(blr_nll(X, y, noise, prior, method=method), density(X, y, noise, prior))
+    tolerances.assert_close(blr_nll(X, y, noise, prior, method=method), compute_density(X, y, noise, prior))
     scalar = blr_nll(X, y, 0.3, 2.0, method=method)
-    tolerances.assert_close(scalar, density(X, y, noise, torch.full_like(prior, 2.0)))
+    tolerances.assert_close(scalar, compute_density(X, y, noise, torch.full_like(prior, 2.0)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -80,7 +80,7 @@ def test_batches_broadcast(n, d, method):
     assert found.shape == (4, 3)
     for i in range(4):
         for j in range(3):
-            tolerances.assert_close(found[i, j], density(X[i, j], y[i, j], noise[j], prior[i, 0]))
+            tolerances.assert_close(found[i, j], compute_density(X[i, j], y[i, j], noise[j], prior[i, 0]))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -139,7 +139,7 @@ def test_targets_of_zero_and_dependent_features_have_gradients(X, method):
 # The reference: the covariance of the targets, its Cholesky factor and its inverse in 50 digits.
 
 
-def with_fifty_digits(X: Tensor, y: Tensor, noise_var: float) -> tuple[float, float]:
+def compute_with_fifty_digits(X: Tensor, y: Tensor, noise_var: float) -> tuple[float, float]:
     """Value, and derivative by noise_var, for prior variances of 1."""
     with mpmath.workdps(50):
         features, target = mpmath.matrix(X.tolist()), mpmath.matrix(y.tolist())
@@ -154,7 +154,7 @@ def with_fifty_digits(X: Tensor, y: Tensor, noise_var: float) -> tuple[float, fl
         return float(value), float(slope)
 
 
-def polynomial(shift: float) -> tuple[Tensor, Tensor]:
+def make_polynomial(shift: float) -> tuple[Tensor, Tensor]:
     """Powers 0 to 15 of (x + shift) / (1 + shift), x in [-1, 1], in units over 8 decades; noisy targets."""
     x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64, device=DEVICE)
     units = 10 ** torch.linspace(0.0, 8.0, 16, dtype=torch.float64, device=DEVICE)
@@ -163,7 +163,7 @@ def polynomial(shift: float) -> tuple[Tensor, Tensor]:
     return X, torch.sin(3.0 * x) + 0.01 * noise
 
 
-def errors(
+def measure_errors(
     X: Tensor, y: Tensor, noise_var: float, method: str, expected: tuple[float, float]
 ) -> tuple[float, float]:
     """Return relative errors of value and slope; infinite where the Cholesky factorisation fails."""
@@ -185,9 +185,9 @@ def test_lq_has_the_digits_that_cholesky_loses(shift):
     With it, the product of the features is singular to working precision. Which roundings a machine makes
     decides whether the Cholesky factorisation fails, or returns numbers.
     """
-    X, y = polynomial(shift)
-    expected = with_fifty_digits(X, y, 1e-4)
-    lq, cholesky = (errors(X, y, 1e-4, method, expected) for method in METHODS)
+    X, y = make_polynomial(shift)
+    expected = compute_with_fifty_digits(X, y, 1e-4)
+    lq, cholesky = (measure_errors(X, y, 1e-4, method, expected) for method in METHODS)
     assert max(lq) < tolerances.LQ_OF_POWERS * torch.finfo(torch.float64).eps
     for by_lq, by_cholesky in zip(lq, cholesky, strict=True):
         assert by_cholesky > 1e4 * by_lq
@@ -198,7 +198,7 @@ def test_lq_has_the_digits_that_cholesky_loses(shift):
 
 
 def test_cholesky_names_the_other_method_when_it_fails():
-    X, y = polynomial(2.0)
+    X, y = make_polynomial(2.0)
     with pytest.raises(NotPositiveDefiniteError, match=r"blr_nll: .*method='lq'"):
         blr_nll(X.float(), y.float(), 1e-4, 1.0, method="cholesky")
     assert math.isfinite(blr_nll(X.float(), y.float(), 1e-4, 1.0))

@@ -13,7 +13,7 @@ from lapgrad.models import BayesianLinearRegression, MultiTaskBLR, PolynomialFea
 SIZES = (7, 0, 1, 12, 8, 3)
 
 
-def tasks(sizes: tuple[int, ...] = SIZES) -> list[tuple[Tensor, Tensor]]:
+def make_tasks(sizes: tuple[int, ...] = SIZES) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
         (
@@ -34,7 +34,7 @@ def bottleneck() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2))
 
 
-def single(model: MultiTaskBLR, task: int) -> BayesianLinearRegression:
+def make_single(model: MultiTaskBLR, task: int) -> BayesianLinearRegression:
     """The regression of one task, with its variances."""
     alone = BayesianLinearRegression(
         *model.data(task), model.features, bias=model.bias, method=model.method, normalise=False
@@ -48,10 +48,10 @@ def single(model: MultiTaskBLR, task: int) -> BayesianLinearRegression:
 @pytest.mark.parametrize("method", ["lq", "cholesky"])
 @pytest.mark.parametrize("features", [PolynomialFeatures(2), network()], ids=["polynomial", "network"])
 def test_loss_and_gradient_are_sums_over_tasks(features, method, bias):
-    model = MultiTaskBLR(tasks(), features, method=method, bias=bias)
+    model = MultiTaskBLR(make_tasks(), features, method=method, bias=bias)
     model.noise_var = torch.linspace(0.1, 0.6, 6, dtype=torch.float64)
     with_data = [t for t, n in enumerate(SIZES) if n]
-    expected = torch.stack([single(model, t).loss() for t in with_data]).sum()
+    expected = torch.stack([make_single(model, t).loss() for t in with_data]).sum()
     tolerances.assert_close(model.loss(), expected)
     learned = list(features.parameters())
     if learned:
@@ -60,10 +60,10 @@ def test_loss_and_gradient_are_sums_over_tasks(features, method, bias):
 
 
 def test_predictions_of_a_task_are_those_of_its_regression():
-    model = MultiTaskBLR(tasks(), PolynomialFeatures(2))
-    X_new, y_new = tasks((5,))[0]
+    model = MultiTaskBLR(make_tasks(), PolynomialFeatures(2))
+    X_new, y_new = make_tasks((5,))[0]
     for task in (0, 2, 3, -1):
-        alone = single(model, task)
+        alone = make_single(model, task)
         for options in ({}, {"noise": True}, {"full_cov": True}):
             tolerances.assert_all_close(
                 tuple(model.predict(task, X_new, **options)), tuple(alone.predict(X_new, **options))
@@ -77,8 +77,8 @@ def test_predictions_of_a_task_are_those_of_its_regression():
 
 
 def test_a_task_without_data_answers_with_its_prior():
-    model = MultiTaskBLR(tasks(), PolynomialFeatures(2))
-    X_new = tasks((5,))[0][0]
+    model = MultiTaskBLR(make_tasks(), PolynomialFeatures(2))
+    X_new = make_tasks((5,))[0][0]
     with torch.no_grad():
         mean, variance = model.predict(1, X_new)
         prior = (model.design(X_new).square() * model.weight_var()[1]).sum(1)
@@ -87,7 +87,7 @@ def test_a_task_without_data_answers_with_its_prior():
 
 
 def test_observations_go_to_their_task():
-    whole = tasks()
+    whole = make_tasks()
     part = [(X[:2], y[:2]) if t == 3 else (X, y) for t, (X, y) in enumerate(whole)]
     model = MultiTaskBLR(part, PolynomialFeatures(1))
     model.observe(3, whole[3][0][2:], whole[3][1][2:])
@@ -98,7 +98,7 @@ def test_observations_go_to_their_task():
     assert model.sizes == list(SIZES)
 
 
-def wave(x: Tensor, task: int) -> Tensor:
+def make_wave(x: Tensor, task: int) -> Tensor:
     """A family: amplitude, offset and phase differ, the frequency does not."""
     return (1.0 + 0.3 * task) * torch.sin(7.0 * x + 0.8 * task) + 0.2 * task
 
@@ -110,12 +110,12 @@ def test_a_task_with_few_observations_learns_from_the_others():
     for task, n in enumerate((20, 18, 25, 20, 30, 22, 5)):
         x = torch.rand(n, 1, dtype=torch.float64, generator=generator)
         noise = torch.randn(n, dtype=torch.float64, generator=generator)
-        data.append((x, wave(x[:, 0], task) + 0.02 * noise))
+        data.append((x, make_wave(x[:, 0], task) + 0.02 * noise))
     x = torch.linspace(0.0, 1.0, 100, dtype=torch.float64)[:, None]
 
     def error_of_last(model: MultiTaskBLR) -> float:
         with torch.no_grad():
-            return float((model.predict(-1, x).mean - wave(x[:, 0], 6)).square().mean().sqrt())
+            return float((model.predict(-1, x).mean - make_wave(x[:, 0], 6)).square().mean().sqrt())
 
     together, alone = MultiTaskBLR(data, bottleneck()), MultiTaskBLR(data[-1:], bottleneck())
     for model in (together, alone):
@@ -126,12 +126,12 @@ def test_a_task_with_few_observations_learns_from_the_others():
 @pytest.mark.parametrize("features", ["fourier", "network"])
 def test_files(features, tmp_path):
     make = {"fourier": lambda: RandomFourierFeatures(2, 4, generator=0), "network": network}[features]
-    model = MultiTaskBLR(tasks(), make())
+    model = MultiTaskBLR(make_tasks(), make())
     model.fit(steps=5)
     model.save(tmp_path / "model.pt")
     modules = {"features": network()} if features == "network" else None
     loaded = MultiTaskBLR.load(tmp_path / "model.pt", modules=modules)
-    X_new = tasks((5,))[0][0]
+    X_new = make_tasks((5,))[0][0]
     assert torch.equal(loaded.loss(), model.loss())
     assert torch.equal(loaded.predict(3, X_new).mean, model.predict(3, X_new).mean)
     assert loaded.sizes == model.sizes
@@ -141,7 +141,7 @@ def test_files(features, tmp_path):
     ("data", "kind", "message"),
     [
         ([], OptionError, "at least one observation"),
-        (tasks((0, 0)), OptionError, "at least one observation"),
+        (make_tasks((0, 0)), OptionError, "at least one observation"),
         ([(torch.ones(2, 1), torch.ones(2)), (torch.ones(2, 2), torch.ones(2))], ShapeError, r"got \[1, 2\]"),
         (
             [(torch.ones(2, 1), torch.ones(2)), (torch.ones(2, 1).double(), torch.ones(2).double())],
@@ -158,4 +158,4 @@ def test_mistakes_are_named(data, kind, message):
 
 def test_a_task_that_is_not_there():
     with pytest.raises(OptionError, match="there are 6 tasks, no task 6"):
-        MultiTaskBLR(tasks()).predict(6, torch.ones(1, 2, dtype=torch.float64))
+        MultiTaskBLR(make_tasks()).predict(6, torch.ones(1, 2, dtype=torch.float64))

@@ -20,7 +20,7 @@ from lapgrad.models import kalman_filter, kalman_smoother
 Operands = tuple[Tensor, ...]
 
 
-def problem(
+def make_problem(
     times: int = 6,
     n: int = 3,
     p: int = 2,
@@ -50,7 +50,7 @@ def problem(
     )
 
 
-def with_gaps(y: Tensor) -> Tensor:
+def leave_gaps(y: Tensor) -> Tensor:
     """A whole step, single entries, and the end are missing."""
     y = y.clone()
     y[..., 1, :] = torch.nan
@@ -81,8 +81,8 @@ CASES: dict[str, tuple[dict[str, Any], bool, bool]] = {
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> tuple[Operands, dict[str, Tensor]]:
     sizes, gaps, offset = CASES[request.param]
-    y, *others = problem(**sizes)
-    y = with_gaps(y) if gaps else y
+    y, *others = make_problem(**sizes)
+    y = leave_gaps(y) if gaps else y
     return (y, *others), offsets(y.shape[0], others[4].shape[-1], y.shape[1]) if offset else {}
 
 
@@ -153,7 +153,7 @@ def test_batches_of_series_of_different_length(isa: str, dtype: torch.dtype, wid
     if core is None or not core.isa_supported(isa):
         pytest.skip(f"no {isa} here")
     batch, times = 19, 9
-    operands = problem(times, 4, 2, varying=True, batch=(batch,))
+    operands = make_problem(times, 4, 2, varying=True, batch=(batch,))
     y = operands[0]
     for i in range(batch):
         y[i, 1 + i % times :] = torch.nan
@@ -187,8 +187,8 @@ def test_batches_of_series_of_different_length(isa: str, dtype: torch.dtype, wid
 
 
 def test_shared_gradients_are_sums_and_do_not_depend_on_threads() -> None:
-    y = problem(30, 3, 2, batch=(50,))[0]
-    _, *others = problem(30, 3, 2, varying=True)
+    y = make_problem(30, 3, 2, batch=(50,))[0]
+    _, *others = make_problem(30, 3, 2, varying=True)
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -204,7 +204,7 @@ def test_shared_gradients_are_sums_and_do_not_depend_on_threads() -> None:
 
 def test_long_series() -> None:
     """Longer than the steps that the adjoint keeps at a time; in single precision the sum stays exact."""
-    y, *others = problem(3_000, 12, 1, seed=2)
+    y, *others = make_problem(3_000, 12, 1, seed=2)
     others[0] = 0.9 * torch.linalg.qr(others[0]).Q
     leaves = [operand.requires_grad_() for operand in (y, *others)]
     parts = kalman_nll(*leaves)
@@ -227,7 +227,7 @@ def test_long_series() -> None:
 
 @pytest.mark.parametrize("name", ["filter", "square root filter", "smoother", "Bryson-Frazier"])
 def test_derivatives(name: str) -> None:
-    y, *others = problem(3, 2, 1, varying=True)
+    y, *others = make_problem(3, 2, 1, varying=True)
     y[1] = torch.nan
     functions = {
         "filter": lambda *x: kalman_filter(y, *x),
@@ -245,7 +245,7 @@ def test_derivatives(name: str) -> None:
 
 def test_broadcasting() -> None:
     """Leading dimensions of all operands meet; each item is what it is alone."""
-    y, A, B, Q, R, m, P = problem(4, 2, 1)
+    y, A, B, Q, R, m, P = make_problem(4, 2, 1)
     A = A * torch.tensor([1.0, 0.5], dtype=torch.float64, device=DEVICE)[:, None, None, None]
     m = m + torch.arange(3.0, dtype=torch.float64, device=DEVICE)[:, None, None]
     s = kalman_nll(y, A, B, Q, R, m, P)
@@ -261,7 +261,7 @@ def test_broadcasting() -> None:
 
 
 def test_no_steps() -> None:
-    y, *others = problem(0, 2, 1)
+    y, *others = make_problem(0, 2, 1)
     assert kalman_nll(y, *others).item() == 0.0
     assert kalman_filter(y, *others).mean.shape == (0, 2)
     assert kalman_smoother(y, *others, method="bryson_frazier").covariance.shape == (0, 2, 2)
@@ -269,14 +269,14 @@ def test_no_steps() -> None:
 
 
 def test_nothing_observed() -> None:
-    y, *others = problem(3, 2, 1)
+    y, *others = make_problem(3, 2, 1)
     leaves = [operand.requires_grad_() for operand in others]
     s = kalman_nll(torch.full_like(y, torch.nan), *leaves)
     assert s.item() == 0.0
     assert all(torch.count_nonzero(g) == 0 for g in torch.autograd.grad(s, leaves))
 
 
-def singular() -> Operands:
+def make_singular_problem() -> Operands:
     """An autoregression seen without noise: A is singular, and so are Q, R and all covariances."""
     double = torch.float64
     A = torch.tensor([[0.5, 0.0], [1.0, 0.0]], dtype=double, device=DEVICE)
@@ -297,7 +297,7 @@ def singular() -> Operands:
 
 
 def test_singular_transition_and_states_known_exactly() -> None:
-    operands = singular()
+    operands = make_singular_problem()
     oracle = JointGaussian(*operands)
     assert_close(kalman_nll(*operands), -oracle.log_likelihood())
     found = kalman_smoother(*operands)
@@ -310,7 +310,7 @@ def test_singular_transition_and_states_known_exactly() -> None:
 
 
 def test_square_root_form_with_factors_of_singular_covariances() -> None:
-    y, A, B, _, R, m, P = singular()
+    y, A, B, _, R, m, P = make_singular_problem()
     G = torch.tensor([[1.0], [0.2]], dtype=torch.float64, device=DEVICE)
     R = R + 0.1
     expected = kalman_filter(y, A, B, G @ G.mT, R, m, P)
@@ -347,7 +347,7 @@ def test_square_root_form_keeps_more_digits() -> None:
 
 @pytest.mark.parametrize("f", [kalman_nll, kalman_filter, kalman_smoother])
 def test_failure_names_series_and_step(f: Any) -> None:
-    y, A, B, Q, R, m, P = problem(5, 2, 1, varying=True, batch=(3,))
+    y, A, B, Q, R, m, P = make_problem(5, 2, 1, varying=True, batch=(3,))
     R = R.clone()
     R[1, 3] = -50.0
     name = f.__name__ if f is not kalman_nll else "fused.kalman_nll"
@@ -362,7 +362,7 @@ def test_failure_names_series_and_step(f: Any) -> None:
 
 @pytest.mark.parametrize("series", [1, 40])
 def test_infinite_observation_is_named(series: int) -> None:
-    y, *others = problem(5, 2, 1)
+    y, *others = make_problem(5, 2, 1)
     y = y.expand(series, 5, 1).clone()
     y[series - 1, 2] = torch.inf
     with pytest.raises(lapgrad.NonFiniteError, match=rf"series\[{series - 1}\]: the observation at step 2"):
@@ -396,7 +396,7 @@ def test_unstable_series_that_ended_long_ago() -> None:
     ],
 )
 def test_shapes_that_do_not_fit(position: int, shape: tuple[int, ...], message: str) -> None:
-    operands = list(problem(4, 3, 2, batch=(2,)))
+    operands = list(make_problem(4, 3, 2, batch=(2,)))
     operands[position] = torch.ones(shape, dtype=torch.float64, device=DEVICE)
     with pytest.raises(lapgrad.ShapeError) as caught:
         kalman_nll(*operands)
@@ -405,7 +405,7 @@ def test_shapes_that_do_not_fit(position: int, shape: tuple[int, ...], message: 
 
 
 def test_unknown_options() -> None:
-    operands = problem()
+    operands = make_problem()
     with pytest.raises(lapgrad.OptionError, match="form"):
         kalman_filter(*operands, form="information")
     with pytest.raises(lapgrad.OptionError, match="method"):
@@ -413,7 +413,7 @@ def test_unknown_options() -> None:
 
 
 def test_second_derivative_with_missing_observations() -> None:
-    y, *others = problem(4, 2, 2)
+    y, *others = make_problem(4, 2, 2)
     y[1], y[2, 0] = torch.nan, torch.nan
 
     def second(f: Any) -> list[Tensor]:

@@ -19,7 +19,7 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64).to(DEVICE)
 
 
-def problem(times: int = 8, n: int = 3, p: int = 2, d: int = 2) -> tuple[Tensor, ...]:
+def make_problem(times: int = 8, n: int = 3, p: int = 2, d: int = 2) -> tuple[Tensor, ...]:
     identity, noise = torch.eye(n, dtype=torch.float64), torch.eye(p, dtype=torch.float64)
     y = draw(times, p)
     y[2, 0], y[3] = torch.nan, torch.nan
@@ -31,14 +31,14 @@ def problem(times: int = 8, n: int = 3, p: int = 2, d: int = 2) -> tuple[Tensor,
 
 
 def test_is_the_limit_of_wide_priors() -> None:
-    *model, D = problem()
+    *model, D = make_problem()
     P, wide, d = model[-1], 1e5, D.shape[-1]
     limit = kalman_nll(*model[:-1], P + wide * D @ D.mT) - 0.5 * d * math.log(wide)
     assert_close(kalman_nll(*model, diffuse=D), limit, DIFFUSE_LIMIT * 100)
 
 
 def test_proper_variance_in_flat_directions_changes_nothing() -> None:
-    *model, D = problem()
+    *model, D = make_problem()
     expected = kalman_nll(*model, diffuse=D)
     model[5] = model[5] + D @ draw(2)
     model[6] = model[6] + 3.0 * D @ D.mT
@@ -47,12 +47,12 @@ def test_proper_variance_in_flat_directions_changes_nothing() -> None:
 
 
 def test_no_directions_are_a_proper_prior() -> None:
-    *model, D = problem()
+    *model, D = make_problem()
     assert_close(kalman_nll(*model, diffuse=D[:, :0]), kalman_nll(*model))
 
 
 def test_series_in_lanes_are_those_alone() -> None:
-    *model, D = problem()
+    *model, D = make_problem()
     y = torch.stack([model[0] + 0.1 * i for i in range(9)])
     together = kalman_nll(y, *model[1:], diffuse=D)
     alone = torch.stack([kalman_nll(one, *model[1:], diffuse=D) for one in y])
@@ -62,7 +62,7 @@ def test_series_in_lanes_are_those_alone() -> None:
 
 
 def test_derivatives() -> None:
-    y, A, B, Q, R, m, P, D = problem(times=4, n=2, p=1, d=1)
+    y, A, B, Q, R, m, P, D = make_problem(times=4, n=2, p=1, d=1)
 
     def nll(A: Tensor, B: Tensor, Q: Tensor, R: Tensor, m: Tensor, P: Tensor, D: Tensor) -> Tensor:
         Q, R, P = (0.5 * (X + X.mT) for X in (Q, R, P))
@@ -99,7 +99,7 @@ def test_gradient_of_long_series_is_that_of_the_formulas() -> None:
 
 
 def test_undetermined_directions_are_named() -> None:
-    *model, D = problem(times=8, p=1)
+    *model, D = make_problem(times=8, p=1)
     model[0] = torch.full_like(model[0], torch.nan)
     model[0][0] = 1.0
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_undetermined_directions_are_named() -> None:
 
 
 def test_forward_mode_and_vmap() -> None:
-    *model, D = problem(times=5)
+    *model, D = make_problem(times=5)
     tangent = draw(*D.shape)
     value, ds = torch.func.jvp(lambda D: kalman_nll(*model, diffuse=D), (D,), (tangent,))
     gradient = torch.func.grad(lambda D: kalman_nll(*model, diffuse=D))(D)

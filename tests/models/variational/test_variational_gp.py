@@ -231,5 +231,5 @@ def test_errors() -> None:
     with pytest.raises(lapgrad.OptionError, match="one column"):
         VariationalGP(x, torch.stack((x, x), -1), HeteroscedasticGaussian())
     model = GPClassification(x, (x > 3), inducing=3)
-    with pytest.raises(lapgrad.OptionError, match=r"labels that are no class of the model: \['maybe'\]"):
+    with pytest.raises(lapgrad.OptionError, match=r"labels that are not classes of the model: \['maybe'\]"):
         model.log_prob(x[:1], ["maybe"])

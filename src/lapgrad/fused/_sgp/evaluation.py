@@ -133,8 +133,8 @@ class DeferredChecks:
             return True
         if self._info.is_cuda and torch.cuda.is_current_stream_capturing():
             raise _exceptions.OptionError(
-                f"{self.operator}: it must look at its results, and cannot be captured in a CUDA graph. "
-                f"SparseGPRegression.fit uses one by itself."
+                f"{self.operator}: the host must read results, so this cannot be captured in a CUDA "
+                f"graph. SparseGPRegression.fit records graphs by itself."
             )
         return False
 

@@ -109,7 +109,7 @@ class CurvedEvaluation(SeriesEvaluation):
         return derivatives
 
     def reproduces_at(self, x: Array) -> bool:
-        """Return whether the numbers are those of the model at parameters x, which the model gets."""
+        """Set the model to parameters x; return whether the numbers here are those of its matrices."""
         set_parameters(self.parameters, x)
         self.set_numbers(x)
         flat = self.prepare_operands()
@@ -117,7 +117,7 @@ class CurvedEvaluation(SeriesEvaluation):
         return bool(np.abs(self._numbers - wanted).max() <= 1e-9 * np.abs(wanted).max())
 
     def __call__(self, x: Array) -> tuple[float, Array]:
-        """Return the loss and its gradient at parameters x (k,), all in one vector."""
+        """Return the loss and its gradient (k,) at parameters x (k,)."""
         derivatives = self.set_numbers(x)
         loss = self.sum_values(self._evaluate()) - self._constant
         gradient = np.zeros(len(x))

@@ -73,7 +73,7 @@ class SeriesEvaluation:
         self._is_checked = False
 
     def __call__(self, x: Array) -> tuple[float, Array]:
-        """Return the loss and its gradient at parameters x (k,), all in one vector; the model gets them."""
+        """Set the model to parameters x (k,); return the loss and its gradient (k,)."""
         set_parameters(self.parameters, x)
         with torch.enable_grad():
             flat = self.prepare_operands()
@@ -172,7 +172,7 @@ class VarianceEvaluation(SeriesEvaluation):
         self._powers, self._base, self._E = (part.numpy() for part in linear)
 
     def __call__(self, x: Array) -> tuple[float, Array]:
-        """Return the loss and its gradient at parameters x (k,), all in one vector."""
+        """Return the loss and its gradient (k,) at parameters x (k,)."""
         weights = np.exp(self._powers * x.astype(self._powers.dtype, copy=False))
         np.add(self._base, weights @ self._E, out=self._numbers)
         loss = self.sum_values(self._evaluate()) - self._constant
@@ -186,7 +186,7 @@ class LossEvaluation:
         self._loss, self.parameters = loss, parameters
 
     def __call__(self, x: Array) -> tuple[float, Array]:
-        """Return the loss and its gradient at parameters x (k,), all in one vector; the model gets them."""
+        """Set the model to parameters x (k,); return the loss and its gradient (k,)."""
         set_parameters(self.parameters, x)
         with torch.enable_grad():
             loss = self._loss()

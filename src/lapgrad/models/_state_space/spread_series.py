@@ -59,7 +59,7 @@ class SharedEvaluation:
         self._group, self._evaluation = group, LossEvaluation(loss, parameters)
 
     def __call__(self, x: Array) -> tuple[float, Array]:
-        """Return the loss and its gradient at parameters x (k,), all in one vector; the model gets them."""
+        """Set the model to parameters x (k,); return the loss and its gradient (k,)."""
         point = torch.from_numpy(x).clone()
         self._group.copy_from_first([point])
         return self._evaluation(point.numpy())

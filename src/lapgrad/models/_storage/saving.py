@@ -133,7 +133,7 @@ def apply_constraints(model: nn.Module, config: Mapping[str, Any]) -> None:
         path, _, name = place.rpartition(".")
         if not isinstance(getattr(type(modules.get(path)), name, None), Hyperparameter):
             raise _exceptions.FileFormatError(
-                f"the description names {place!r}, which is no hyper-parameter."
+                f"the description names {place!r}, which is not a hyper-parameter."
             )
         check_entries({place: entry}, {place: PART})
         if "prior" in entry:

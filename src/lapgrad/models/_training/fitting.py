@@ -129,7 +129,7 @@ def fit(
             f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}."
         )
     if optimizer == "lbfgs" and callable(lr):
-        raise _exceptions.OptionError(f"{who}: a rate that depends on the step is for Adam.")
+        raise _exceptions.OptionError(f"{who}: only Adam takes a rate that depends on the step.")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not parameters:
         raise _exceptions.OptionError(f"{who}: no parameter requires a gradient: there is nothing to fit.")

@@ -182,7 +182,7 @@ class Sum(Component):
         super().__init__()
         flat = [inner for part in parts for inner in (part.components if isinstance(part, Sum) else [part])]
         if not flat or not all(isinstance(part, Component) for part in flat):
-            raise _exceptions.OptionError("Sum: components are wanted, and at least one.")
+            raise _exceptions.OptionError("Sum: parts must be components, and at least one.")
         if len({part.observations for part in flat}) > 1:
             raise _exceptions.ShapeError("Sum: all components must explain the same number of observations.")
         self.parts = nn.ModuleList(flat)

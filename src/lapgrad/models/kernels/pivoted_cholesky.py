@@ -174,7 +174,7 @@ class _Selection:
         return len(chosen)
 
     def _choose_candidates(self, count: int) -> tuple[Tensor, float]:
-        """Return up to ``count`` points with the largest variances, and the largest of all others."""
+        """Return up to ``count`` points with the largest variances, and the largest variance outside."""
         if count >= len(self._X):
             return torch.arange(len(self._X), device=self._X.device), -1.0
         outside = self._variances.topk(count + 1).values[-1]

@@ -167,7 +167,7 @@ class GPClassification(LayeredModel):
         return self.classes[drawn[..., 0].long().cpu().numpy()]
 
     def number_observations(self, who: str, y: Any, X: Tensor, name: str) -> Any:
-        """Return the numbers (n,) of the classes for labels; what is given before ``classes`` are known."""
+        """Return the class numbers (n,) of labels; labels as they are before ``classes`` is set."""
         if not hasattr(self, "classes"):
             return y
         array = _as_labels(who, y)
@@ -175,7 +175,7 @@ class GPClassification(LayeredModel):
         if not known.all():
             unknown = np.unique(array[~known]).tolist()[:5]
             raise _exceptions.OptionError(
-                f"{who}: {name} has labels that are no class of the model: {unknown}."
+                f"{who}: {name} has labels that are not classes of the model: {unknown}."
             )
         return torch.as_tensor(np.searchsorted(self.classes, array), device=X.device)
 

@@ -1,4 +1,4 @@
-"""How anything is measured, whatever it computes.
+"""Timing and memory of any function, independent of what it computes.
 
 timing.py          several functions timed in turns
 memory.py          peak memory of one call

@@ -1,7 +1,7 @@
 """Peak memory of one call.
 
-On a GPU torch's allocator reports it. On the CPU the operating system does, with the workspace of the BLAS
-included, in two ways. Resident memory (``measure_peak_bytes``) is what a call really uses, exact to a few
+On a GPU torch's allocator reports it. On the CPU the operating system reports two figures, both with the
+workspace of the BLAS. Resident memory (``measure_peak_bytes``) is what a call really uses, exact to a few
 hundred kB, in any process. Address space (``measure_mapped_bytes``) is exact and the same in every run, but
 needs a process that was started with ``EVERY_BUFFER_MAPPED``.
 """

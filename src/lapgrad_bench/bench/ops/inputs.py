@@ -35,7 +35,7 @@ class Shape:
         except ValueError:
             sizes = ()
         if not sizes or min(sizes) < 1:
-            raise ValueError(f"{text!r} is no shape: 64, 64x32 or 1000x8x8 was wanted")
+            raise ValueError(f"{text!r} is not a shape: 64, 64x32 or 1000x8x8 was wanted")
         if len(sizes) == 1:
             return cls(sizes[0], sizes[0])
         return cls(sizes[-2], sizes[-1], sizes[:-2])

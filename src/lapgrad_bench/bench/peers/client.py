@@ -68,7 +68,7 @@ class PeerSpec:
         library, separator, python = text.partition("=")
         if library not in known or (separator and not python):
             wanted = f"one of {', '.join(known)}, alone or as {known[0]}=/path/to/python, was wanted"
-            raise ValueError(f"{text!r} is no peer: {wanted}")
+            raise ValueError(f"{text!r} is not a peer: {wanted}")
         return cls(library, python or None)
 
     @property

@@ -67,7 +67,7 @@ struct Function {
     return exponent * pow(b, exponent - T(1)) * divide_expm1(exponent * step) / divide_expm1(step);
   }
 
-  // a^(p-1) + a^(p-2) b + ... + b^(p-1); for a negative exponent that over -(a b)^|p|.
+  // a^(p-1) + a^(p-2) b + ... + b^(p-1); for a negative exponent the same with |p|, divided by -(a b)^|p|.
   __device__ T difference_of_whole_powers(T a, T b) const {
     T total = 0, power = 1;
     for (int step = 0; step < static_cast<int>(absolute(exponent)); ++step) {
