@@ -75,8 +75,14 @@ int limit_threads(int team) {
     return keeps_threads ? team : governor().limit(team, now);
 }
 
+bool is_retreating() { return is_on.load(std::memory_order_relaxed) && governor().is_retreating(read_clock()); }
+
 LongLoop::LongLoop(bool is_long) : before_(keeps_threads) { keeps_threads = before_ || is_long; }
 
 LongLoop::~LongLoop() { keeps_threads = before_; }
+
+ShortLoop::ShortLoop() : before_(keeps_threads) { keeps_threads = false; }
+
+ShortLoop::~ShortLoop() { keeps_threads = before_; }
 
 }  // namespace lapgrad::contention

@@ -35,11 +35,13 @@ class Governor {
   public:
     // Returns how many of `team` threads a call at time `now` should use: in a retreat one if there are few, else a part of them.
     int limit(int team, nanoseconds now) const {
-        if (now >= until_.load(std::memory_order_relaxed)) return team;
+        if (!is_retreating(now)) return team;
         if (plan::is_few(team)) return 1;
         const int fewer = team >> halvings_.load(std::memory_order_relaxed);
         return fewer > 1 ? fewer : 1;
     }
+
+    bool is_retreating(nanoseconds now) const { return now < until_.load(std::memory_order_relaxed); }
 
     // Reports a parallel loop: the caller had worked for `work` when it began to wait for the others, and waited for `wait`.
     void report_join(nanoseconds now, nanoseconds work, nanoseconds wait) {
@@ -87,6 +89,9 @@ nanoseconds read_clock();
 // Returns how many of `team` threads a call should use now. At intervals it reads how often this thread was preempted.
 int limit_threads(int team);
 
+// Whether the process is in a retreat now: other programs use the cores.
+bool is_retreating();
+
 // While alive and `is_long`, calls of this thread keep all threads in a retreat too. It is for loops with a single join and much work:
 // the join costs a time slice of the scheduler at most, and two threads get a larger share of cores that others use than one does.
 class LongLoop {
@@ -95,6 +100,19 @@ class LongLoop {
     ~LongLoop();
     LongLoop(const LongLoop&) = delete;
     LongLoop& operator=(const LongLoop&) = delete;
+
+  private:
+    bool before_;
+};
+
+// While alive, loops of this thread get as many threads as without a LongLoop. It is for short steps of a long call, such as a copy:
+// the join of each would cost a time slice of the scheduler.
+class ShortLoop {
+  public:
+    ShortLoop();
+    ~ShortLoop();
+    ShortLoop(const ShortLoop&) = delete;
+    ShortLoop& operator=(const ShortLoop&) = delete;
 
   private:
     bool before_;

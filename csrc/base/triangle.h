@@ -17,10 +17,12 @@ template <class F>
 void for_strips(index_t rows, index_t cols, bool parallel, F body) {
     const index_t strips = (rows + strip_rows - 1) / strip_rows;
     const auto run = [&](index_t s) { body(s * strip_rows, std::min(rows, (s + 1) * strip_rows)); };
-    if (parallel && rows * cols >= plan::parallel_elements)
+    if (parallel && rows * cols >= plan::parallel_elements) {
+        const contention::ShortLoop pass;
         parallel::for_each(strips, run);
-    else
+    } else {
         for (index_t s = 0; s < strips; ++s) run(s);
+    }
 }
 
 // target[i] := the largest absolute value in row i, times `factor`.

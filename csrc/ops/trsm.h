@@ -53,11 +53,13 @@ void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
     }
 }
 
-// Calls body(slice) for slices of X's columns: one per thread, if they are wide enough, else X as a whole.
+// Calls body(slice) for slices of X's columns: one per thread, if they are wide enough, else X as a whole. While other programs use
+// the cores there are several per thread: one that waits for its core then keeps a small part of the work waiting, not half of it.
 template <class T, class F>
 void for_column_slices(View<T> X, bool parallel, F body) {
     const int team = parallel ? parallel::threads() : 1;
-    const index_t slices = std::min<index_t>(team, X.cols / plan::current.slice_columns);
+    const index_t per_thread = team > 1 && contention::is_retreating() ? plan::contended_slices : 1;
+    const index_t slices = std::min<index_t>(team * per_thread, X.cols / plan::current.slice_columns);
     if (slices <= 1) return body(X);
     const index_t width = (X.cols + slices - 1) / slices;
     parallel::for_each((X.cols + width - 1) / width, [&](index_t s) {

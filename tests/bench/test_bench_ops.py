@@ -170,6 +170,10 @@ def test_tables_fit_80_columns(rich, monkeypatch, capsys):
     assert longest in printed
     assert " bwd " in printed
     assert "…" not in printed
+    text_tables.print_table(wide, "title", keys=2)
+    printed = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= 80
+    assert all(entry in printed for row in [wide[0], *wide[1]] for entry in row)
 
 
 def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):

@@ -126,6 +126,26 @@ def test_the_pool_is_limited_and_results_stay_the_same() -> None:
         _cpu.core.configure_contention(False, 0)
 
 
+def test_long_solves_and_products_in_a_retreat_are_right() -> None:
+    """They keep their threads, and cut the columns into more slices."""
+    from lapgrad import trmm, trsm
+
+    threads = torch.get_num_threads()
+    L = (torch.randn(940, 940, dtype=torch.float64) / 940).tril() + torch.eye(940, dtype=torch.float64)
+    B = torch.randn(940, 951, dtype=torch.float64)
+    try:
+        torch.set_num_threads(2)
+        _cpu.core.configure_contention(True, 0)
+        for _ in range(3):
+            _cpu.core.retreat_now()
+            torch.testing.assert_close(L @ trsm(L, B), B, rtol=1e-12, atol=1e-12)
+            _cpu.core.retreat_now()
+            torch.testing.assert_close(trmm(L, B), L @ B, rtol=1e-12, atol=1e-12)
+    finally:
+        torch.set_num_threads(threads)
+        _cpu.core.configure_contention(False, 0)
+
+
 @pytest.fixture
 def groups(tmp_path: Path) -> tuple[Path, Path]:
     """A file that names the groups of the process, and a folder in place of /sys/fs/cgroup."""

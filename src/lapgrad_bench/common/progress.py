@@ -12,6 +12,11 @@ from typing import Protocol
 
 _PAUSE = 15.0
 """Seconds between two plain lines."""
+_LEAST_PART, _LEAST_SECONDS = 0.02, 3.0
+"""The time left is told when so much of the work is done, or so many seconds have passed.
+
+The first step of a run also starts threads, compiles and reads data: it says little about the others.
+"""
 
 
 class ShowProgress(Protocol):
@@ -94,11 +99,13 @@ def describe_time_left(already: float, done: float, seconds: float) -> str:
         ('estimating', '1 min 30 s left')
         >>> describe_time_left(0.0, 0.999, 30.0), describe_time_left(0.0, 1.0, 30.0)
         ('under 1 s left', 'done')
+        >>> describe_time_left(0.0, 0.001, 1.0)
+        'estimating'
     """
     if done >= 1.0:
         return "done"
     made = done - already
-    if made <= 0.0:
+    if made <= 0.0 or (made < _LEAST_PART and seconds < _LEAST_SECONDS):
         return "estimating"
     left = seconds * (1.0 - done) / made
     return "under 1 s left" if left < 0.5 else f"{format_duration(left)} left"

@@ -67,21 +67,37 @@ def format_markdown(table: Table) -> str:
 
 
 def print_table(
-    table: Table, title: str, *, narrow: Table | None = None, narrow_note: str = "", framed: bool = True
+    table: Table,
+    title: str,
+    *,
+    narrow: Table | None = None,
+    narrow_note: str = "",
+    framed: bool = True,
+    keys: int = 1,
 ) -> None:
     """Print the table, with rich if it is installed, in plain columns otherwise.
+
+    A terminal (80 columns if there is none) that is too narrow for the table gets the longest texts wrapped;
+    where that is not enough, some columns first and the others below them.
 
     Args:
         table: headings and rows.
         title: printed above it.
-        narrow: printed in its place where the terminal (80 columns if there is none) is too narrow for it.
+        narrow: printed in its place where the terminal is too narrow for it.
         narrow_note: printed below the narrow table.
         framed: draw lines around the entries.
+        keys: How many columns say what a row is about; each part of a table that is split has them.
     """
-    if narrow is not None and _measure_width(table) > shutil.get_terminal_size().columns:
+    columns = shutil.get_terminal_size().columns
+    if narrow is not None and _measure_width(table) > columns:
         print_table(narrow, title, framed=False)
         if narrow_note:
             print(narrow_note)
+        return
+    if framed and _measure_wrapped_width(table) > columns:
+        for part in split_columns(table, columns, keys):
+            print_table(part, title, framed=False)
+            title = ""
         return
     headings, rows = table
     if importlib.util.find_spec("rich") is None:
@@ -91,7 +107,7 @@ def print_table(
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(title=title, title_justify="left", header_style="bold")
+    shown = RichTable(title=title or None, title_justify="left", header_style="bold")
     if not framed:
         shown.box, shown.padding, shown.pad_edge = None, (0, 2, 0, 0), False
     # A terminal cuts off what does not fit: in a table that is too wide the longest texts are wrapped.
@@ -122,6 +138,35 @@ def format_plain(table: Table) -> str:
     for row in [headings, *rows]:
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return "\n".join(lines)
+
+
+def split_columns(table: Table, width: int, keys: int = 1) -> list[Table]:
+    """Return parts of a table that fit into a number of columns; each begins with the first ``keys`` columns.
+
+    Example:
+        >>> for part in split_columns((["data", "RMSE", "TLL"], [["power", "4.105", "-2.83"]]), 12):
+        ...     print(format_plain(part))
+        data   RMSE
+        power  4.105
+        data   TLL
+        power  -2.83
+    """
+    headings, rows = table
+    widths = [max(len(row[i]) for row in [headings, *rows]) + 2 for i in range(len(headings))]
+    groups: list[list[int]] = [[]]
+    for i in range(keys, len(headings)):
+        if groups[-1] and sum(widths[:keys]) + sum(widths[j] for j in groups[-1]) + widths[i] - 2 > width:
+            groups.append([])
+        groups[-1].append(i)
+    chosen = [[*range(keys), *group] for group in groups]
+    return [([headings[i] for i in part], [[row[i] for i in part] for row in rows]) for part in chosen]
+
+
+def _measure_wrapped_width(table: Table) -> int:
+    """Return the columns that the table takes if its longest texts are wrapped to 20 characters."""
+    headings, rows = table
+    widths = [max(len(row[i]) for row in [headings, *rows]) + 3 for i in range(len(headings))]
+    return sum(widths) + 1 - max(max(widths) - 23, 0)
 
 
 def _measure_width(table: Table) -> int:

@@ -199,7 +199,7 @@ def _load_or_start_results(output: Path, resume: bool, how: LearningOptions) -> 
 def _print_results(results: Results, output: Path) -> None:
     if results.rows:
         text_tables.print_table(
-            quality.make_table(results.rows), "sparse Gaussian processes against the paper"
+            quality.make_table(results.rows), "sparse Gaussian processes against the paper", keys=4
         )
     for sentence in quality.list_remarks(results.rows):
         print(sentence)

@@ -140,7 +140,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     results.write(file)
     _draw(results.rows, arguments.output)
-    text_tables.print_table(make_table(results.rows), "deep Gaussian processes of MNIST against the paper")
+    if _select_final_rows(results.rows):
+        text_tables.print_table(
+            make_table(results.rows), "deep Gaussian processes of MNIST against the paper"
+        )
     print(f"results: {file}")
     if request:
         print(f"Interrupted: --resume --output {arguments.output} goes on.", file=sys.stderr)
