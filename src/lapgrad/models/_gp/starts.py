@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from lapgrad.models._gp.batched_loss import BatchedLoss, is_batchable
 from lapgrad.models._parameters import Hyperparameter, get_all_bounds, get_priors
 from lapgrad.models._storage.distributions import move_distribution
 from lapgrad.models._training.fitting import get_scales
+from lapgrad.models._training.lbfgs import Point
 from lapgrad.models._training.lockstep import Stage, race_searches
 from lapgrad.models._training.result import FitResult
 
@@ -30,6 +31,8 @@ _LEAST_NOISE = 1e-4
 """The least noise to start from, relative to the start of the model."""
 _FEW, _FEW_ROWS = 4, 250
 """Starts, and rows of the data, if the user does not say how many: a small part of the cost of a fit."""
+_CLEARLY_LOWER = 0.5
+"""Nats by which another start must be ahead on some of the rows, or all rows are not tried from it."""
 _BUDGET, _LEAST_BUDGET = 0.6, 10
 """The second start is given up if it is still behind after this part of the evaluations of the first."""
 _ROUNDING = 1e-15
@@ -57,7 +60,7 @@ def fit_from_several(
     if any(options.get(name) is not None for name in ("steps", "callback")):
         return fit(optimizer, **options)
     options = {name: value for name, value in options.items() if value is not None}
-    return _fit_twice(model, functools.partial(fit, optimizer, **options), source)
+    return _fit_best(model, functools.partial(fit, optimizer, **options), source)
 
 
 def check_count(who: str, count: int | None) -> None:
@@ -66,18 +69,26 @@ def check_count(who: str, count: int | None) -> None:
         raise _exceptions.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
 
 
-def _fit_twice(model: Any, fit: Callable[..., FitResult], generator: torch.Generator | None) -> FitResult:
-    """Fit from where the model is, and from a second start; keep the better one.
+def _fit_best(model: Any, fit: Callable[..., FitResult], generator: torch.Generator | None) -> FitResult:
+    """Fit from where the model is, and from a second start, the best of a few, unless it leads nowhere new.
 
-    The second start is the best of a few that have been learned on some of the rows, so that it is found, and
-    learned to the end, with few evaluations of all rows.
+    The starts race each other on some of the rows. If none of them ends clearly below what the start of the
+    model reaches there, it has all rows to itself.
     """
-    initial = draw_starts(model, _FEW + 1, generator)[1:]
-
-    def move() -> None:
-        set_parameters(model, find_best_start(_choose_subject(model, generator), initial))
-
-    return fit_again(model, fit, move)
+    starts = draw_starts(model, _FEW + 1, generator)
+    subject = _choose_subject(model, generator)
+    second = race_starts(subject, starts[1:], choose_stages(_FEW))
+    if subject is model or _is_on_grid(model):
+        # The processes of a grid may have raced other starts, and have to decide alike.
+        other = starts[1] if second is None else second.x
+        return fit_again(model, fit, lambda: set_parameters(model, other))
+    if second is None:
+        return fit()
+    own = race_starts(subject, starts[:1], [Stage(sum(s.rounds for s in choose_stages(_FEW)), 1)])
+    if own is not None and own.value < second.value + _CLEARLY_LOWER:
+        return fit()
+    set_parameters(model, second.x)
+    return fit_again(model, fit, lambda: set_parameters(model, starts[0]))
 
 
 def fit_again(
@@ -136,8 +147,8 @@ def _is_on_grid(model: Any) -> bool:
 def choose_stages(count: int) -> list[Stage]:
     """Return the stages of a race: after how many evaluations how many of ``count`` searches continue."""
     if count <= _FEW:
-        return [Stage(8, 2), Stage(15, 1)]
-    return [Stage(4, max(4, 2 * count // 5)), Stage(4, max(3, count // 5)), Stage(8, 2), Stage(8, 1)]
+        return [Stage(6, 2), Stage(10, 1)]
+    return [Stage(2, count // 2), Stage(3, max(3, count // 4)), Stage(4, max(2, count // 8)), Stage(8, 1)]
 
 
 def draw_starts(model: Any, count: int, generator: torch.Generator | None) -> Tensor:
@@ -164,9 +175,15 @@ def find_best_start(model: Any, starts: Tensor) -> Tensor:
 
     If no search can be evaluated, it is the first start.
     """
+    found = race_starts(model, starts, choose_stages(len(starts)))
+    return starts[0] if found is None else found.x
+
+
+def race_starts(model: Any, starts: Tensor, stages: Sequence[Stage]) -> Point | None:
+    """Return where the best of several searches has come on the model's data; None: none can be evaluated."""
     scales = get_scales(model, [p for p in model.parameters() if p.requires_grad])
-    found = race_searches(BatchedLoss(model), starts / scales, choose_stages(len(starts)), _ROUNDING)
-    return found[0].x * scales if found else starts[0]
+    found = race_searches(BatchedLoss(model), starts / scales, stages, _ROUNDING)
+    return found[0]._replace(x=found[0].x * scales) if found else None
 
 
 def take_rows(model: Any, rows: Tensor) -> Any:

@@ -15,16 +15,16 @@ from lapgrad.models.components.base import Sum
 def iterate_descriptors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Hyperparameter]]:
     """Yield the path, the module and the descriptor of all hyper-parameters of a model and its parts."""
     for path, module in model.named_modules():
-        for name, descriptor in _list_descriptors_of_class(type(module)):
+        for name, descriptor in _list_descriptors_of_classes(type(module).__mro__):
             if hasattr(module, descriptor.raw_name):
                 yield f"{path}.{name}" if path else name, module, descriptor
 
 
 @functools.cache
-def _list_descriptors_of_class(kind: type) -> list[tuple[str, Hyperparameter]]:
+def _list_descriptors_of_classes(kinds: tuple[type, ...]) -> list[tuple[str, Hyperparameter]]:
     """Return names and descriptors of a class and its bases, by name. Looking for them takes long."""
     found: dict[str, Hyperparameter] = {}
-    for base in reversed(kind.__mro__):
+    for base in reversed(kinds):
         found |= {name: value for name, value in vars(base).items() if isinstance(value, Hyperparameter)}
     return sorted(found.items())
 
