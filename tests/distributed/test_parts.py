@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from fresh_process import get_output
 
 import lapgrad
 from lapgrad.distributed import Checkpoint, Group, MappedRows, ParquetRows, init_group, shard
@@ -53,6 +54,27 @@ def test_a_process_alone_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _group.as_group("model", None) is None
     with pytest.raises(lapgrad.OptionError, match="group must be"):
         _group.as_group("model", 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_threads_of_a_process_group_end_with_it() -> None:
+    """Also while a ``Group`` is alive: threads that outlive the interpreter may abort the process."""
+    printed = get_output("""
+import os
+import torch.distributed as dist
+from lapgrad.distributed import init_group
+
+def count_threads():
+    return len(os.listdir("/proc/self/task"))
+
+before = count_threads()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+group = init_group()
+assert count_threads() > before
+dist.destroy_process_group()
+print(count_threads() - before, group.process_group)
+""")
+    assert printed.split() == ["0", "None"]
 
 
 def test_processes_that_have_ended_are_seen() -> None:

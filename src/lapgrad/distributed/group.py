@@ -52,7 +52,11 @@ class Group:
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None = None, *, timeout: float = 1800.0) -> None:
-        self.process_group, self.timeout = process_group, timeout
+        self.timeout = timeout
+        #: None for the default process group of torch, which is looked up: its threads end with its last
+        #: reference, and a thread that outlives the interpreter may abort the process.
+        is_default = process_group is None or process_group is dist.group.WORLD
+        self._own_group = None if is_default else process_group
         #: Whether ``close`` ends the process group.
         self.is_owner = False
         self.rank = 0 if process_group is None else process_group.rank()
@@ -72,6 +76,11 @@ class Group:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # a copy of a model belongs to the same processes
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The process group of ``torch.distributed``; None: this process alone, or the group has ended."""
+        return self._own_group if self._own_group is not None or self.size == 1 else dist.group.WORLD
 
     @property
     def is_first(self) -> bool:
@@ -346,8 +355,8 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
 def _end_process_group() -> None:
     """End the process group of a program that comes to its end without ``close``.
 
-    Threads of the group that outlive the interpreter may abort the process. After an error nothing is done:
-    the others may be gone, and are not waited for.
+    Its threads end with it; threads that outlive the interpreter may abort the process. After an error
+    nothing is done: the others may be gone, and are not waited for.
     """
     if not hasattr(sys, "last_value") and dist.is_initialized():
         dist.destroy_process_group()
