@@ -290,8 +290,8 @@ def _ratio(
     ratio = of_lapgrad / of_torch
     if kind == "forward" or ratio > _MARGIN:
         return ratio
-    # A recorded call may not be followed by a backward. It must not cost more than is allowed, or than a part
-    # of what a backward gains.
+    # Some recorded calls are never followed by a backward. Recording must not cost more than is allowed, or
+    # than a part of what a backward gains.
     recorded, recorded_by_torch = _time_both(arguments, case, items, n, dtype, "recorded", longer)
     excess = recorded - (_ALLOWED_RATIO * recorded_by_torch + _ALLOWED_SECONDS)
     return ratio if excess <= _PART_OF_GAIN * (of_torch - of_lapgrad) else math.inf
