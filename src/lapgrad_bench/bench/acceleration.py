@@ -147,7 +147,14 @@ CASES = (
         0.1,
         has_gradient=False,
     ),
-    Case("cholesky_inverse", ("cholesky_inverse",), torch.cholesky_inverse, _draw_factor, 1.0, has_gradient=False),
+    Case(
+        "cholesky_inverse",
+        ("cholesky_inverse",),
+        torch.cholesky_inverse,
+        _draw_factor,
+        1.0,
+        has_gradient=False,
+    ),
     Case("eigh", ("_linalg_eigh",), torch.linalg.eigh, _draw_positive_definite, 12.0),
     Case("svd", ("_linalg_svd",), _compute_svd, _draw_general, 25.0),
     Case("qr", ("linalg_qr",), torch.linalg.qr, _draw_general, 5.0),
@@ -254,7 +261,9 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
                 continue
             measured = True
             # Once more, for longer: the noise of a machine looks like a slow call, too.
-            if all(_measure_ratio(arguments, case, items, n, dtype, kind, longer) > _MARGIN for longer in (1, 3)):
+            if all(
+                _measure_ratio(arguments, case, items, n, dtype, kind, longer) > _MARGIN for longer in (1, 3)
+            ):
                 break
             least = items
         row.append(least if measured else (row[-1] if row else 0))
