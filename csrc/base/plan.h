@@ -69,8 +69,8 @@ constexpr index_t pivoted_strip = 512;
 // A column of the pivoted Cholesky factor is shared among the threads if it takes at least this many operations: there is one fork per
 // column, and a fork that waits for a busy core takes as long as many columns.
 constexpr index_t pivoted_parallel_elements = 1 << 19;
-// Columns of the pivoted Cholesky factor after which the rest of the matrix is updated. Up to a part n / few_columns_share of
-// them the matrix is not updated at all.
+// The rest of the matrix is updated after each block of this many columns of the pivoted Cholesky factor; or never, if at most n /
+// few_columns_share columns are wanted.
 constexpr index_t pivoted_block = 64, few_columns_share = 8;
 // Singular values on lanes: up to this side a group of lanes takes as long as one item on LAPACK; above it, as long as this many items.
 constexpr index_t small_svd_side = 8, svd_group_cost = 4;

@@ -69,7 +69,7 @@ class Attack:
             draw_alias(self.case, base, rng, self.dtype) if aliased else None
         ) or arrange(self.case, base, rng, self.dtype, set(operands) - target)
         needs = {i for i in operands if rng.random() < 0.7} if rng.random() < 0.8 else set()
-        if needs & set(self._in_one_block()):  # views of one leaf
+        if needs & set(self._find_operands_in_one_block()):  # views of one leaf
             needs |= set(self.arrangement.aliased or ())
         self.needs = sorted(needs)
         self.threads = rng.randint(1, 4)
@@ -184,7 +184,7 @@ class Attack:
             self._check_operands(report, blocks)
         for part, actual in zip(self.expected.results, results, strict=True):
             self._compare(report, part, actual)
-        for part, actual in zip(self._expected_gradients(), gradients, strict=True):
+        for part, actual in zip(self._compute_expected_gradients(), gradients, strict=True):
             self._compare(report, part, actual)
         # The sign of a vector depends on rounding where two entries are nearly of the same size.
         length = max((size for place in self.arrangement.places for size in place.shape), default=1)
@@ -196,7 +196,7 @@ class Attack:
     def _call(self, report: Report) -> tuple[list[Tensor], list[Tensor]]:
         """Results and gradients of the operator on its device."""
         arrangement, flags = self.arrangement, dict(self.flags)
-        together = {arrangement.places[i].block for i in self._in_one_block()}
+        together = {arrangement.places[i].block for i in self._find_operands_in_one_block()}
         # Operands that share a block are views of one leaf (or, to be overwritten, of a copy of it).
         leaves: dict[int, Tensor] = {}
         memory: dict[int, Tensor] = {}
@@ -226,7 +226,7 @@ class Attack:
             return values, []
         pairs = [
             (r, w)
-            for r, w in zip(results, self._cotangents(), strict=True)
+            for r, w in zip(results, self._lay_out_cotangents(), strict=True)
             if w is not None and r.requires_grad
         ]
         before_backward = [w.clone() for _, w in pairs]
@@ -340,10 +340,10 @@ class Attack:
         if not expected.numel():
             return
         info = torch.finfo(self.dtype)
-        units = of_sensitivity(self._longest_sum(part), self.case.passes)
-        size = part.size() + self._size_by_units(part)
+        units = of_sensitivity(self._count_longest_sum(part), self.case.passes)
+        size = part.size() + self._estimate_size_by_units(part)
         # Subnormal numbers may be flushed to 0, as MKL does. Entries that overflow are not compared.
-        allowed = units * info.eps * size + self._longest_sum(part) * info.tiny
+        allowed = units * info.eps * size + self._count_longest_sum(part) * info.tiny
         allowed = allowed + PLAIN_FORMULA * info.eps * part.reference_error()
         judged = (size < info.max / 16) & allowed.isfinite()
         error = (actual.cpu().double() - expected).abs()

@@ -133,7 +133,7 @@ class Reference:
                     total += ((other - value) / _STEP).square()
         names = [f"result {i}" for i in range(len(results))]
         names += [f"gradient of {self._case.operands[i]}" for i in self._needs[: len(gradients)]]
-        rounded = self._own_errors(args, cotangents, values)
+        rounded = self._measure_own_errors(args, cotangents, values)
         parts = [
             Part(
                 name,

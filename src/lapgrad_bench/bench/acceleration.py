@@ -71,7 +71,7 @@ class Case:
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
-def _matrices(items: int, n: int, dtype: torch.dtype, device: str, columns: int | None = None) -> Tensor:
+def _draw_matrices(items: int, n: int, dtype: torch.dtype, device: str, columns: int | None = None) -> Tensor:
     generator = torch.Generator().manual_seed(n)
     shape = (
         (n, n if columns is None else columns)
@@ -81,23 +81,23 @@ def _matrices(items: int, n: int, dtype: torch.dtype, device: str, columns: int 
     return torch.randn(shape, generator=generator, dtype=dtype).to(device)
 
 
-def _general(items: int, n: int, dtype: torch.dtype, device: str) -> tuple[Tensor]:
-    return (_matrices(items, n, dtype, device) + n**0.5 * torch.eye(n, dtype=dtype, device=device),)
+def _draw_general(items: int, n: int, dtype: torch.dtype, device: str) -> tuple[Tensor]:
+    return (_draw_matrices(items, n, dtype, device) + n**0.5 * torch.eye(n, dtype=dtype, device=device),)
 
 
-def _positive_definite(items: int, n: int, dtype: torch.dtype, device: str) -> tuple[Tensor]:
-    A = _matrices(items, n, dtype, device)
+def _draw_positive_definite(items: int, n: int, dtype: torch.dtype, device: str) -> tuple[Tensor]:
+    A = _draw_matrices(items, n, dtype, device)
     return (A @ A.mT / n + torch.eye(n, dtype=dtype, device=device),)
 
 
-def _factor(items: int, n: int, dtype: torch.dtype, device: str) -> tuple[Tensor]:
-    return (torch.linalg.cholesky(_positive_definite(items, n, dtype, device)[0]),)
+def _draw_factor(items: int, n: int, dtype: torch.dtype, device: str) -> tuple[Tensor]:
+    return (torch.linalg.cholesky(_draw_positive_definite(items, n, dtype, device)[0]),)
 
 
-def _with_columns(columns: int | None) -> Callable[[int, int, torch.dtype, str], tuple[Tensor, ...]]:
+def _draw_with_columns(columns: int | None) -> Callable[[int, int, torch.dtype, str], tuple[Tensor, ...]]:
     return lambda items, n, dtype, device: (
-        *_factor(items, n, dtype, device),
-        _matrices(items, n, dtype, device, columns),
+        *_draw_factor(items, n, dtype, device),
+        _draw_matrices(items, n, dtype, device, columns),
     )
 
 
@@ -105,7 +105,7 @@ def _solve_lower(L: Tensor, B: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(L, B, upper=False)
 
 
-def _svd(A: Tensor) -> Any:
+def _compute_svd(A: Tensor) -> Any:
     return torch.linalg.svd(A, full_matrices=False)
 
 
@@ -114,28 +114,28 @@ CASES = (
         "cholesky",
         ("linalg_cholesky_ex", "cholesky"),
         torch.linalg.cholesky,
-        _positive_definite,
+        _draw_positive_definite,
         0.5,
     ),
     Case(
         "solve_triangular",
         ("linalg_solve_triangular", "triangular_solve"),
         _solve_lower,
-        _with_columns(None),
+        _draw_with_columns(None),
         1.0,
     ),
     Case(
         "solve_triangular",
         ("linalg_solve_triangular narrow", "triangular_solve narrow"),
         _solve_lower,
-        _with_columns(1),
+        _draw_with_columns(1),
         0.1,
     ),
     Case(
         "cholesky_solve",
         ("_cholesky_solve_helper",),
         lambda L, B: torch.cholesky_solve(B, L),
-        _with_columns(None),
+        _draw_with_columns(None),
         2.0,
         has_gradient=False,
     ),
@@ -143,17 +143,24 @@ CASES = (
         "cholesky_solve",
         ("_cholesky_solve_helper narrow",),
         lambda L, B: torch.cholesky_solve(B, L),
-        _with_columns(1),
+        _draw_with_columns(1),
         0.1,
         has_gradient=False,
     ),
-    Case("cholesky_inverse", ("cholesky_inverse",), torch.cholesky_inverse, _factor, 1.0, has_gradient=False),
-    Case("eigh", ("_linalg_eigh",), torch.linalg.eigh, _positive_definite, 12.0),
-    Case("svd", ("_linalg_svd",), _svd, _general, 25.0),
-    Case("qr", ("linalg_qr",), torch.linalg.qr, _general, 5.0),
-    Case("inv", ("linalg_inv_ex",), getattr(torch.linalg, "inv"), _general, 2.0, has_gradient=False),  # noqa: B009
+    Case(
+        "cholesky_inverse",
+        ("cholesky_inverse",),
+        torch.cholesky_inverse,
+        _draw_factor,
+        1.0,
+        has_gradient=False,
+    ),
+    Case("eigh", ("_linalg_eigh",), torch.linalg.eigh, _draw_positive_definite, 12.0),
+    Case("svd", ("_linalg_svd",), _compute_svd, _draw_general, 25.0),
+    Case("qr", ("linalg_qr",), torch.linalg.qr, _draw_general, 5.0),
+    Case("inv", ("linalg_inv_ex",), getattr(torch.linalg, "inv"), _draw_general, 2.0, has_gradient=False),  # noqa: B009
     *(
-        Case(name, (operator,), getattr(torch.linalg, name), _general, 0.7, False, ("cuda",))
+        Case(name, (operator,), getattr(torch.linalg, name), _draw_general, 0.7, False, ("cuda",))
         for name, operator in (
             ("det", "_linalg_det"),
             ("slogdet", "_linalg_slogdet"),
@@ -165,8 +172,8 @@ CASES = (
         ("_linalg_solve_ex",),
         getattr(torch.linalg, "solve"),  # noqa: B009
         lambda items, n, dtype, device: (
-            *_general(items, n, dtype, device),
-            _matrices(items, n, dtype, device, 1),
+            *_draw_general(items, n, dtype, device),
+            _draw_matrices(items, n, dtype, device, 1),
         ),
         0.8,
         False,
@@ -254,7 +261,9 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
                 continue
             measured = True
             # Once more, for longer: the noise of a machine looks like a slow call, too.
-            if all(_ratio(arguments, case, items, n, dtype, kind, longer) > _MARGIN for longer in (1, 3)):
+            if all(
+                _measure_ratio(arguments, case, items, n, dtype, kind, longer) > _MARGIN for longer in (1, 3)
+            ):
                 break
             least = items
         row.append(least if measured else (row[-1] if row else 0))
@@ -279,7 +288,7 @@ def smooth_row(row: list[int]) -> list[int]:
     return [0 if entry == never else entry for entry in middle]
 
 
-def _ratio(
+def _measure_ratio(
     arguments: argparse.Namespace, case: Case, items: int, n: int, dtype: str, kind: str, longer: float
 ) -> float:
     """Return lapgrad's time divided by torch's, with overrides installed for both.
@@ -290,8 +299,8 @@ def _ratio(
     ratio = of_lapgrad / of_torch
     if kind == "forward" or ratio > _MARGIN:
         return ratio
-    # A recorded call may not be followed by a backward. It must not cost more than is allowed, or than a part
-    # of what a backward gains.
+    # Some recorded calls are never followed by a backward. Recording must not cost more than is allowed, or
+    # than a part of what a backward gains.
     recorded, recorded_by_torch = _time_both(arguments, case, items, n, dtype, "recorded", longer)
     excess = recorded - (_ALLOWED_RATIO * recorded_by_torch + _ALLOWED_SECONDS)
     return ratio if excess <= _PART_OF_GAIN * (of_torch - of_lapgrad) else math.inf
@@ -301,7 +310,7 @@ def _time_both(
     arguments: argparse.Namespace, case: Case, items: int, n: int, dtype: str, kind: str, longer: float
 ) -> tuple[float, float]:
     """The seconds that lapgrad takes, and torch."""
-    thunk = _thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
+    thunk = _make_thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
     taken = lapgrad.accelerate(only={case.name}, always=True)(thunk)
     passed_on = lapgrad.accelerate.off()(thunk)
     of_lapgrad, of_torch = (
@@ -316,7 +325,7 @@ def _time_both(
     return of_lapgrad, of_torch
 
 
-def _thunk(case: Case, items: int, n: int, dtype: torch.dtype, device: str, kind: str) -> Thunk:
+def _make_thunk(case: Case, items: int, n: int, dtype: torch.dtype, device: str, kind: str) -> Thunk:
     operands = case.operands(items, n, dtype, device)
     if kind == "forward":
         return lambda: case.call(*operands)
@@ -335,7 +344,7 @@ def _thunk(case: Case, items: int, n: int, dtype: torch.dtype, device: str, kind
     return step
 
 
-def _cells(device: str, case: Case) -> Iterator[tuple[int, int, str]]:
+def _list_calls(device: str, case: Case) -> Iterator[tuple[int, int, str]]:
     """(order, items, kind) of every call that --check times.
 
     forward: no gradient is asked for; recorded: it is, and not computed; gradient: values and gradient.
@@ -351,7 +360,7 @@ def _check(arguments: argparse.Namespace, cases: list[Case]) -> int:
     slower, rows = [], []
     for case in cases:
         for dtype in arguments.dtypes:
-            for n, items, kind in _cells(arguments.device, case):
+            for n, items, kind in _list_calls(arguments.device, case):
                 row = _compare(arguments, case, items, n, dtype, kind)
                 rows.append(row)
                 if row["excess_us"] > 0.0:
@@ -383,7 +392,7 @@ def _compare(
 ) -> dict[str, Any]:
     """Time calls with and without acceleration; ``excess_us`` says by how much one is slower than allowed."""
     device = torch.device(arguments.device)
-    thunk = _thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
+    thunk = _make_thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
     sample = make_sampler(thunk, device)
 
     def accelerated(calls: int) -> float:

@@ -95,7 +95,7 @@ def test_errors() -> None:
         pivoted_cholesky(broken, X, rank=1)
 
 
-# As initial inducing inputs.
+# Pivots as initial inducing inputs.
 
 
 def test_greedy_inducing_inputs_leave_no_point_with_a_large_variance() -> None:
