@@ -290,6 +290,7 @@ void inverse_vjp_batch(Batch<const T> B, Batch<const T> gB, Batch<T> gA) {
         });
         return;
     }
+    const contention::LongLoop keep(double(n) * double(n) * double(n) >= plan::long_multiplications);
     for_items(B.count, n, [&](index_t b, bool) {
         const Buffer<T> entries = allocate<T>(n * n);
         const View<T> middle{entries.get(), n, n, n, 1};

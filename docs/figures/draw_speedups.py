@@ -112,7 +112,7 @@ def write_sentences(run: dict[str, Any]) -> str:
         "![How many times faster than torch, by operation](docs/figures/speedups.png)",
         "",
         f"{describe_machine(run)}, float64. lapgrad was at least as fast as torch in {ahead} of the "
-        f"{len(found)} cases of this run,",
+        f"{len(found)} cases of this run, "
         f"in the median {medians[0]:.1f} times faster forward and {medians[1]:.1f} times backward "
         "([performance](docs/performance.md)).",
     ]

@@ -79,11 +79,14 @@ def label_round_values(axis: Axis, format_value: Callable[[float], str] = "{:g}"
     Call this after the data are drawn. matplotlib labels powers of ten alone: a plot that spans less than a
     decade could have no label at all.
     """
+    from matplotlib.axis import XAxis
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = sorted(axis.get_view_interval())
     decades = math.log10(high / low)
-    digits = (1, 2, 5) if decades < 1.7 else (1, 3) if decades < 3.5 else (1,)
+    # Labels side by side need more room than labels one above the other.
+    most = 2.3 if isinstance(axis, XAxis) else 3.5
+    digits = (1, 2, 5) if decades < 1.7 else (1, 3) if decades < most else (1,)
     axis.set_major_locator(LogLocator(subs=digits, numticks=9))
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_value(value)))
     axis.set_minor_locator(NullLocator())
