@@ -34,7 +34,7 @@ from lapgrad.models._state_space import starts as _starts
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models._state_space.covariance import Covariance, make_noise
 from lapgrad.models._state_space.forecasting_model import ForecastingModel
-from lapgrad.models._state_space.matrices import Matrices, set_covariance
+from lapgrad.models._state_space.matrices import Matrices, follow_exactly, set_covariance
 from lapgrad.models._state_space.named_model import NamedModel
 from lapgrad.models._state_space.names import list_descriptors
 from lapgrad.models._state_space.plotted_model import PlottedModel
@@ -63,6 +63,9 @@ _ENTRIES = {
 
 
 _LBFGS_STEPS = 1000
+
+_TOO_GOOD = 10.0
+"""Nats per observation that no fit gains unless the likelihood has no maximum."""
 
 
 class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
@@ -185,7 +188,8 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
                 f"{type(self).__name__}: the model was made without noise (noise_var=0): make one with noise."
             )
         R, p = torch.as_tensor(value, dtype=torch.float64), self.y.shape[-1]
-        self.noise.set_matrix(torch.diag(R.expand(p)) if R.dim() < 2 else R)
+        matrix = torch.diag(R.expand(p)) if R.dim() < 2 else R
+        self.noise.set_matrix(matrix, f"{type(self).__name__}: noise_var")
 
     def matrices(self, times: int | None = None) -> Matrices:
         """Return the matrices for the times 0, ..., times - 1 (None: the times of the data)."""
@@ -297,7 +301,8 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             OptionError: An argument is not one of those above, or there is nothing to learn.
 
         Warns:
-            FitWarning: The likelihood has no maximum: a cycle that the data do not have has faded.
+            FitWarning: The likelihood has no maximum: the components follow the series exactly, or a cycle
+                that the data do not have has faded.
         """
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         numbers = _starts.describe_numbers(list_descriptors(self), learned)
@@ -338,9 +343,19 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
         )
         result = run_shared(self.group, learned, search, progress, callback)
         degeneracy = self.component.find_degeneracy()
+        # A look at all variances takes longer than some evaluations: only if the fit is far too good.
+        if result.history[0] - result.loss > _TOO_GOOD * self.y.numel() and self._follows_exactly():
+            degeneracy = (
+                "the components follow the series up to rounding: the likelihood has no maximum, and the "
+                "variances say nothing."
+            )
         if degeneracy is not None:
             warnings.warn(f"{type(self).__name__}.fit: {degeneracy}", _exceptions.FitWarning, stacklevel=2)
         return result
+
+    @torch.no_grad()
+    def _follows_exactly(self) -> bool:
+        return follow_exactly(self.matrices(), self.y)
 
     def _count_observations(self) -> int:
         """Return the number of observations, on all processes, less those that determine diffuse states."""

@@ -140,6 +140,21 @@ def test_a_cycle_that_the_data_do_not_have_is_named() -> None:
     assert LinearGaussianSSM(nile(), LocalLevel() + Cycle(stationary=True)).fit().converged
 
 
+@pytest.mark.parametrize("y", [torch.full((30,), 3.0), torch.arange(30.0), torch.zeros(30)])
+def test_a_series_without_noise_is_named(y: Tensor) -> None:
+    model = LinearGaussianSSM(y.to(DEVICE, torch.float64), LocalLinearTrend())
+    with pytest.warns(lapgrad.FitWarning, match="the likelihood has no maximum"):
+        model.fit()
+
+
+def test_a_variance_that_is_none_is_named() -> None:
+    model = LinearGaussianSSM(nile(), LocalLevel())
+    with pytest.raises(lapgrad.OptionError, match=r"LinearGaussianSSM: noise_var must be .* got -1.0"):
+        model.set_values(noise_var=-1.0)
+    with pytest.raises(lapgrad.OptionError, match=r"LinearGaussianSSM: noise_var must be .* got nan"):
+        LinearGaussianSSM(nile(), LocalLevel(), noise_var=float("nan"))
+
+
 @pytest.mark.parametrize(
     "make", [lambda: LocalLevel() + AR(1), lambda: LocalLevel() + HarmonicSeasonal(7.5, 2)]
 )

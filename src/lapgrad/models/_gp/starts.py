@@ -84,9 +84,14 @@ def _fit_best(model: Any, fit: Callable[..., FitResult], generator: torch.Genera
         return fit_again(model, fit, lambda: set_parameters(model, other))
     if second is None:
         return fit()
-    own = race_starts(subject, starts[:1], [Stage(sum(s.rounds for s in choose_stages(_FEW)), 1)])
-    if own is not None and own.value < second.value + _CLEARLY_LOWER:
-        return fit()
+    own, whole = starts[:1], [Stage(sum(stage.rounds for stage in choose_stages(_FEW)), 1)]
+    for _ in range(2):  # the start of the model has had no others to win against, and gets more time
+        reached = race_starts(subject, own, whole)
+        if reached is None:
+            break
+        if reached.value < second.value + _CLEARLY_LOWER:
+            return fit()
+        own = reached.x[None]
     set_parameters(model, second.x)
     return fit_again(model, fit, lambda: set_parameters(model, starts[0]))
 

@@ -46,14 +46,14 @@ class Covariance(ParametrisedModule):
             rows, columns = torch.tril_indices(L.shape[0], L.shape[1], -1)
             self.below = L[rows, columns]
 
-    def set_matrix(self, value: Tensor) -> None:
-        """Set the covariance to a positive definite matrix (n, n)."""
+    def set_matrix(self, value: Tensor, name: str = "Covariance: value") -> None:
+        """Set the covariance to a positive definite matrix (n, n), which messages call by a name."""
         n = len(self.deviations)
         if value.shape != (n, n):
             raise _exceptions.ShapeError(
                 f"Covariance: a value of shape ({n}, {n}) is wanted, got {tuple(value.shape)}."
             )
-        L = potrf(value.detach().double())
+        L = _factorise(name, value.detach().double())
         self.deviations = L.diagonal()
         if not self.diagonal:
             rows, columns = torch.tril_indices(n, n, -1)
@@ -83,8 +83,9 @@ def make_noise(who: str, value: Value | None, variances: Tensor, form: str) -> C
         form: "full" or "diagonal".
     """
     p = len(variances)
+    is_diagonal = form == "diagonal"
     if value is None:
-        return Covariance(variances, diagonal=form == "diagonal")
+        return Covariance(variances, diagonal=is_diagonal)
     given = torch.as_tensor(value, dtype=torch.float64)
     if not bool(given.any()):
         return None
@@ -92,4 +93,19 @@ def make_noise(who: str, value: Value | None, variances: Tensor, form: str) -> C
         raise _exceptions.ShapeError(
             f"{who}: noise_var must be a number, ({p},) or ({p}, {p}), got shape {tuple(given.shape)}."
         )
-    return Covariance(given.expand(p) if given.dim() == 0 else given, diagonal=form == "diagonal")
+    noise = Covariance(variances, diagonal=is_diagonal)
+    noise.set_matrix(torch.diag(given.expand(p)) if given.dim() < 2 else given, f"{who}: noise_var")
+    return noise
+
+
+def _factorise(name: str, value: Tensor) -> Tensor:
+    """Return the Cholesky factor of a covariance (n, n).
+
+    Raises:
+        OptionError: It is not positive definite, or not finite.
+    """
+    try:
+        return potrf(value)
+    except _exceptions.LapgradError as error:
+        shown = value.item() if value.numel() == 1 else value.tolist()
+        raise _exceptions.OptionError(f"{name} must be positive definite and finite, got {shown}.") from error

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from lapgrad.models.components.base import Block
 
+_ROUNDING_ERRORS = 1e-20
+"""A variance below this part of the mean square of the steps of a series is none."""
+
 
 class Matrices(NamedTuple):
     """The matrices of the model for some times: those of the component, and the covariance R of the noise."""
@@ -52,3 +55,12 @@ def set_covariance(block: Block, P: Tensor) -> Block:
     """Return a block with another covariance of the first state."""
     A, B, Q, m, _, state_offset, observation_offset, R = block
     return Block(A, B, Q, m, P, state_offset, observation_offset, R)
+
+
+def follow_exactly(matrices: Matrices, y: Tensor) -> bool:
+    """Return whether all variances are rounding errors beside the steps of the series y (N, T, p)."""
+    largest = max(float(matrices.block.Q.abs().max()), float(matrices.R.abs().max()))
+    steps = y.double().diff(dim=1).square()
+    size = float(steps.nanmean()) if steps.numel() else 0.0
+    size = size if size > 0.0 else float(y.double().square().nanmean())
+    return not size > 0.0 or largest <= _ROUNDING_ERRORS * size
