@@ -411,7 +411,7 @@ def test_agrees_with_torch_and_scipy(name: str, shape: Shape) -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(n=st.integers(1, 40), batch=st.integers(1, 9), seed=st.integers(0, 2**31), half=st.booleans())
 def test_properties(n: int, batch: int, seed: int, half: bool) -> None:
-    """Of random matrices: A A^-1 = I, det(A^-1) det(A) = 1, det(A B) = det(A) det(B), modes are adjoint."""
+    """Random matrices have A A^-1 = I, det(A^-1) det(A) = 1, det(A B) = det(A) det(B); modes are adjoint."""
     dtype = torch.float32 if half else torch.float64
     generator = torch.Generator().manual_seed(seed)
     A, B = (

@@ -311,7 +311,7 @@ def _make_large_matrix(n: int) -> Tensor:
 
 
 def _list_overlapping_pairs(case: OperatorCase) -> Iterator[tuple[int, int, str]]:
-    """Positions of two operands and a name from ``OVERLAPS``; the second one is moved, so it is general."""
+    """Yield positions of two operands and a name from ``OVERLAPS``; only general operands can be shifted."""
     for one, other in itertools.permutations(range(len(case.operands)), 2):
         for name in OVERLAPS:
             moved = name.startswith("shifted")

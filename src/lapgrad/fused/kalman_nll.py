@@ -47,7 +47,7 @@ def kalman_nll(
     Args:
         y: (*batch, T, p), the observations; NaN: missing.
         A: (*batch, T, n, n), or (n, n), the transition from t to t + 1. The last one is not used.
-        B: (*batch, T, p, n), or (p, n), what is seen of the state.
+        B: (*batch, T, p, n), or (p, n), the map from state to observation.
         Q: (*batch, T, n, n), or (n, n), covariance of the transition: symmetric, positive semi-definite.
         R: (*batch, T, p, p), or (p, p), covariance of the observations: symmetric, positive semi-definite.
         m: (*batch, n), mean of the first state, before anything is observed.

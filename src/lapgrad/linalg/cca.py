@@ -40,7 +40,7 @@ def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0
     correlations are the singular values of Lx^-1 Cxy Ly^-T. Signs are those of ``gesvd``.
 
     Args:
-        X: (*batch, n, p), n observations in rows. Means are taken off.
+        X: (*batch, n, p), n observations in rows. Means are subtracted.
         Y: (*batch, n, q), observations of the same n. Leading dimensions broadcast.
         k: How many pairs of directions; None: min(p, q).
         regularisation: Added to the diagonals of both covariances; needed where they are singular, as for n
@@ -62,7 +62,7 @@ def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0
 
     Memory:
         forward 13 n^2, backward 9 n^2
-        For X and Y of 2n x n, of which the results take 2 n^2 and the gradients 4: X and Y less their means,
+        For X and Y of 2n x n, of which the results take 2 n^2 and the gradients 4: centred X and Y,
         the factors, and the workspace of ``gesvd``.
 
     Cost:

@@ -70,7 +70,7 @@ def lda(
 
     Memory:
         forward 4 n^2, backward 4 n^2
-        For X of 2n x n, of which the gradient takes 2 n^2: X less the means of its classes, and two matrices
+        For X of 2n x n, of which the gradient takes 2 n^2: X minus the means of its classes, and two matrices
         of n x n.
 
     Cost:

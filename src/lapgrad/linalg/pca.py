@@ -50,7 +50,7 @@ def pca(
     Args:
         X: (*batch, n, d), n observations of d variables.
         k: How many components; None: min(n, d).
-        degeneracy: What the gradient makes of equal variances; as for ``syevd``.
+        degeneracy: How the gradient treats equal variances; as for ``syevd``.
         tol: Variances closer than this, relative to the largest, count as equal; as for ``syevd``.
 
     Returns:

@@ -59,7 +59,7 @@ class BayesianLinearRegression(Model):
             so that f varies as much as y.
         ard: Learn one prior variance per feature ("automatic relevance determination").
         noise_floor: Lower limit of the variance of the noise while it is learned, so that the problem can be
-            solved if the data have no noise; None: the root of the machine epsilon of the variance of
+            solved if the data have no noise; None: the root of the machine epsilon times the variance of
             y, or a hundredth of ``noise_var`` if that is less.
         normalise: Shift and scale each column of X, and y, to mean 0 and variance 1, before anything else.
             Hyper-parameters and weights are then in these units; predictions and the loss are in those of y.

@@ -72,7 +72,7 @@ class GPRegression(
         noise_var: Variance of the noise to start learning from; None: a tenth of the variance of y. (n,): the
             variance of each observation, in the units of y: known, and not learned.
         noise_floor: Lower limit of the variance of the noise while it is learned, so that the matrix can be
-            factorised if the data have no noise; None: the root of the machine epsilon of the variance
+            factorised if the data have no noise; None: the root of the machine epsilon times the variance
             of y, or a hundredth of ``noise_var`` if that is less.
         mean: "constant" or "linear" (learned, one per output), "zero", or a module that maps inputs (n, d) to
             (n,) or (n, k), which is learned together with everything else.

@@ -73,7 +73,7 @@ def gesvd(
 
     Args:
         A: (*batch, m, n). Wide, square or tall; k = min(m, n).
-        degeneracy: What the gradient makes of equal singular values and of zeros: "mask", "lorentz", "clamp",
+        degeneracy: How the gradient treats equal singular values and zeros: "mask", "lorentz", "clamp",
             "nan" or "raise"; see Gradient.
         tol: Singular values count as equal, or as zero, up to ``tol`` times the largest one. None: 8 (1 +
             sqrt k) eps. With 0 only those that are equal to the last bit.

@@ -95,7 +95,7 @@ class DeferredChecks:
         operator: The name in messages.
         jitter: For messages, too.
         like: Has the device and the dtype.
-        evaluation: Supplies the choice to make before anything is read, and is told the right one.
+        evaluation: Supplies the first choice, before anything is read, and stores the right one.
         assumption: On the device, whether the kernel's assumption about the points holds; None: it does.
     """
 

@@ -52,7 +52,7 @@ def estimate_bound(
         noise: (samples, b, w) standard normal numbers per layer.
         latent_weight: Weight of all terms except the fit to the data and the divergences KL_l of q(u_l).
         first: q(h_1 | y); None: that of the recognition network.
-        part: What the rows count, if other processes have more rows of the minibatch. The sum over the
+        part: The weight of the rows, if other processes have rows of the minibatch, too. The sum over the
             processes is the bound.
 
     Returns:

@@ -167,7 +167,7 @@ class Residuals:
         scale_inputs, scale_targets: Standardise rows in float64.
         compute_mean: Returns the mean at scaled inputs (m, d), given the parameters of the mean function, in
             a shape that broadcasts to (m, k).
-        counter: Is told of the rows that are read.
+        counter: Counts the rows that are read.
     """
 
     def __init__(

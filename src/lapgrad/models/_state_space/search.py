@@ -122,7 +122,7 @@ def fit_series(
         parameters: The tensors that are learned.
         evaluate: Returns the loss and its gradient at parameters in one vector.
         propose: Other starts.
-        shorten: Shorter ways to zero.
+        shorten: Sets vanishing variances to nearly zero.
         rescale: A better scale for the start.
         limits: When to stop.
         progress: Show a progress bar.
