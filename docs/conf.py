@@ -58,7 +58,12 @@ autodoc_preserve_defaults = True
 # Methods of a model, and not the eighty of the classes it is built on.
 autodoc_default_options = {
     "inherited-members": "Module,tuple,Exception,BaseException,BaseEstimator,RegressorMixin",
-    "exclude-members": "config,from_config,extra_repr,forward",
+    # Nor what they call in each other: of interest to those who write a model, who read the sources.
+    "exclude-members": "config,from_config,extra_repr,forward,add_priors,agree_on_parameters,check_fit,"
+    "compute_losses,compute_mean_from,compute_objective,compute_objectives,describe_data,get_mean_parameters,"
+    "get_noise,get_noise_of_new,get_scales_of_parameters,has_all_data,has_constant_mean,has_priors,"
+    "iterate_hyperparameters,keep_training_state,measure_weak_priors,refuse_on_grid,set_criterion,"
+    "set_mean_function,set_noise",
 }
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,3 +65,15 @@ def test_help_is_worth_reading(path: str) -> None:
         assert text not in [inspect.getdoc(base) for base in value.__bases__]
     if not isinstance(value, ModuleType):
         assert first in pydoc.render_doc(value, renderer=pydoc.plaintext)
+
+
+@pytest.mark.parametrize("path", [path for path in find_names() if inspect.isclass(resolve(path))])
+def test_help_shows_the_arguments_of_constructors(path: str) -> None:
+    """The names that the docstring explains, not those of a function around the constructor."""
+    value = resolve(path)
+    assert inspect.isclass(value)
+    if issubclass(value, Exception):
+        return
+    explained = pydoc.getdoc(value).partition("Args:\n")[2].partition("\n\n")[0]
+    names = re.findall(r"^    \**(\w+)(?:, \**\w+)*:", explained, re.MULTILINE)
+    assert set(names) <= set(inspect.signature(value).parameters)

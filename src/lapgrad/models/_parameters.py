@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, overload
@@ -278,6 +279,12 @@ class _SealedType(abc.ABCMeta):
         made = super().__call__(*arguments, **options)
         made.__dict__["_is_sealed"] = True
         return made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The arguments of the constructor: ``help`` and editors would show those of ``__call__`` above."""
+        _, *arguments = inspect.signature(inspect.getattr_static(cls, "__init__")).parameters.values()
+        return inspect.Signature(arguments)
 
 
 def _fits_shape(given: torch.Size, wanted: torch.Size) -> bool:
