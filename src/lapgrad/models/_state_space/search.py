@@ -147,7 +147,9 @@ def fit_series(
         start = join_parameters(parameters)
         search.best = _Point(start, math.nan, start)
         try:
-            reason, is_converged = search.run(start, propose, rescale), True
+            # A trial may be so far away that numbers overflow.
+            with np.errstate(all="ignore"):
+                reason, is_converged = search.run(start, propose, rescale), True
         except _SearchEnd as end:
             reason, is_converged = str(end), False
         finally:
@@ -344,9 +346,7 @@ class _Search:
             raise _SearchEnd(f"{self.limits.steps} steps were made")
         self.steps += 1
         try:
-            # A trial may be so far away that numbers overflow.
-            with np.errstate(all="ignore"):
-                value, gradient = self.function(x)
+            value, gradient = self.function(x)
         except _exceptions.ProcessGroupError:
             raise
         except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR):
