@@ -175,7 +175,8 @@ class _Search:
         self.shorten = shorten
         self.who, self.function, self.limits, self.callback, self.show = who, evaluate, limits, callback, show
         self.steps, self.history = 0, list[float]()
-        self.inverse: Array | None = None
+        #: Eigenvalues and eigenvectors of the last Hessian.
+        self.spectrum: tuple[Array, Array] | None = None
         #: The point where the Hessian was computed last, and the Hessian there.
         self.bottom: tuple[_Point, Array] | None = None
 
@@ -227,8 +228,11 @@ class _Search:
         if point.value < to_beat < math.inf:
             self.accept(point)
         # From another start the curvature at the minimum that is known is good enough to begin with.
-        is_fresh = self.inverse is None or to_beat == math.inf or not self.limits.is_simple
-        inverse = self.compute_inverse(point) if self.inverse is None or is_fresh else self.inverse
+        is_fresh = self.spectrum is None or to_beat == math.inf or not self.limits.is_simple
+        if self.spectrum is None or is_fresh:
+            inverse = self.compute_inverse(point)
+        else:
+            inverse = _invert_spectrum(*self.spectrum, point.gradient)
         while True:
             direction = -(inverse @ point.gradient)
             found = None
@@ -306,14 +310,8 @@ class _Search:
         hessian = 0.5 * (hessian + hessian.T)
         self.bottom = point, hessian
         values, vectors = np.linalg.eigh(hessian)
-        # A step along an eigenvector is not longer than ``_LONGEST_STEP``.
-        along = np.abs(vectors.T @ point.gradient)
-        values = np.maximum(
-            np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300)
-        )
-        inverse: Array = (vectors / values) @ vectors.T
-        self.inverse = inverse
-        return inverse
+        self.spectrum = values, vectors
+        return _invert_spectrum(values, vectors, point.gradient)
 
     def search_line(self, start: _Point, direction: Array) -> _Point | None:
         """Return a point that meets the weak conditions of Wolfe, else a better one, else None."""
@@ -361,6 +359,19 @@ class _Search:
         self.show(self.steps, point.value)
         if self.callback is not None and self.callback(self.steps, point.value):
             raise _SearchEnd("the callback asked to stop")
+
+
+def _invert_spectrum(values: Array, vectors: Array, gradient: Array) -> Array:
+    """Return an inverse Hessian with positive eigenvalues, given those of the Hessian and its eigenvectors.
+
+    The step that it makes of a gradient is along no eigenvector longer than ``_LONGEST_STEP``.
+    """
+    along = np.abs(vectors.T @ gradient)
+    values = np.maximum(
+        np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300)
+    )
+    inverse: Array = (vectors / values) @ vectors.T
+    return inverse
 
 
 def _limit_direction(direction: Array, gradient: Array) -> Array:

@@ -182,7 +182,7 @@ def _list_changes(number: LearnedNumber, at: float, largest: float, slope: float
     size = number.power * at
     if size < largest + math.log(_NEGLIGIBLE):
         # By the sign of its gradient a variance of nearly zero should be larger, or is right to be zero.
-        parts = _RAISED if slope < 0.0 else _RAISED[1:4:2]
+        parts = _RAISED if slope < 0.0 else (_RAISED[0], *_RAISED[1:4:2])
         return [(largest + math.log(part) - size) / number.power for part in parts]
     return [-_LOWERED / number.power]
 
