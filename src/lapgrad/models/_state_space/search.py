@@ -212,16 +212,24 @@ class _Search:
             tried: list[_Point] = []
 
             def evaluate(x: Array, tried: list[_Point] = tried) -> float:
+                """Return the loss with the best common scale of all variances, which is known without it."""
                 tried.append(self.evaluate(x))
-                return tried[-1].value
+                rescaled = rescale(x, tried[-1].gradient)
+                return tried[-1].value + (0.0 if rescaled is None else rescaled[1])
 
             for other in propose(self.best.x, before, self.best.gradient, evaluate):
                 point = next(point for point in tried if point.x is other)
                 if math.isfinite(point.value):
-                    reason = self.descend(point, to_beat=self.best.value) or reason
+                    reason = self.descend(self.rescale_point(point, rescale), self.best.value) or reason
             if before - self.best.value <= self.limits.compute_threshold(before):
                 break
         return reason
+
+    def rescale_point(self, point: _Point, rescale: Rescale) -> _Point:
+        """Return a point with the best common scale of all variances, if it is better; else the point."""
+        rescaled = rescale(point.x, point.gradient)
+        there = point if rescaled is None else self.evaluate(rescaled[0])
+        return there if there.value < point.value else point
 
     def descend(self, point: _Point, to_beat: float = math.inf) -> str:
         """Run BFGS from a point. A search that lacks too much to end below ``to_beat`` is given up."""
