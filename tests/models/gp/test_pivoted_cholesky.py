@@ -57,7 +57,11 @@ def test_ends_at_the_tolerance() -> None:
     assert few.pivots.equal(all_of_them.pivots[: len(few.pivots)])
 
 
-def test_gradients_for_fixed_pivots() -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_gradients_for_fixed_pivots(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if large:
+        monkeypatch.setattr(MODULE, "_LARGE", 0)
+        monkeypatch.setattr(MODULE, "_CHUNK", 8)
     X, lengthscale = draw(9, 2), torch.tensor(0.8, dtype=torch.float64, device=DEVICE)
     weights = draw(9, 4)
 
@@ -72,6 +76,23 @@ def test_gradients_for_fixed_pivots() -> None:
 
     assert torch.autograd.gradcheck(loss, (X.requires_grad_(), lengthscale.requires_grad_()))
     assert torch.autograd.gradgradcheck(loss, (X, lengthscale))
+
+
+def test_gradients_of_large_factors_are_those_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, weights = draw(50, 2), draw(50, 12)
+
+    def differentiate() -> list[Tensor]:
+        kernel = (Matern32(lengthscale=[0.5, 0.8]) + White(0.2)).double().to(DEVICE)
+        kernel.fix("parts.1.variance")
+        L, _, residual = pivoted_cholesky(kernel, X, rank=12)
+        learned = [parameter for parameter in kernel.parameters() if parameter.requires_grad]
+        return list(torch.autograd.grad((weights * L).sum() + residual.square().sum(), learned))
+
+    expected = differentiate()
+    monkeypatch.setattr(MODULE, "_LARGE", 0)
+    monkeypatch.setattr(MODULE, "_CHUNK", 100)
+    for found, wanted in zip(differentiate(), expected, strict=True):
+        assert_close(found, wanted, of_order(50) * 10)
 
 
 def test_values_with_and_without_gradients_agree() -> None:

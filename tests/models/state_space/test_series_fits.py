@@ -120,6 +120,32 @@ def test_fixed_parameters_stay() -> None:
     assert model.noise_var.item() == pytest.approx(15900, rel=0.05)
 
 
+def test_the_ratio_of_two_variances_may_have_two_optima() -> None:
+    """Between them the likelihood is lower by 0.2 only, and a start at the first one stays there."""
+    y = airline()
+    y[[12, 71, 128]] = torch.nan
+    made = [LinearGaussianSSM(y, LocalLinearTrend(0) + Seasonal(12, 0)) for _ in range(3)]
+    for model, ratio in zip(made[1:], (0.007, 0.14), strict=True):
+        model.set_values({"trend.slope_variance": 1e-3 * ratio, "noise_var": 1e-3})
+    losses = [model.fit().loss for model in made]
+    assert max(losses) - min(losses) < 1e-3
+
+
+@pytest.mark.parametrize("partial", [-0.6, 0.6])
+def test_the_sign_of_an_autocorrelation_does_not_depend_on_the_start(partial: float) -> None:
+    source = torch.Generator().manual_seed(0)
+    noise = torch.randn(2, 200, generator=source, dtype=torch.float64)
+    steps = [torch.zeros((), dtype=torch.float64)]
+    for value in noise[0]:
+        steps.append(-0.7 * steps[-1] + value)
+    y = (torch.stack(steps[1:]) + 0.5 * noise[1].cumsum(0)).to(DEVICE)
+    model = LinearGaussianSSM(y, LocalLevel() + AR(1))
+    model.set_values({"ar.partial": [partial]})
+    result = model.fit()
+    assert model.component.components[1].coefficients.item() < -0.5
+    assert result.converged
+
+
 def test_a_single_variance_takes_two_evaluations() -> None:
     model = LinearGaussianSSM(nile(), LocalLevel(), noise_var=0)
     result = model.fit()

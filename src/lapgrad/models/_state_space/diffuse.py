@@ -111,12 +111,14 @@ def sees_all(block: Block, y: Tensor, positions: list[int]) -> bool:
     is_plain = block.A.shape[:-2] == (1,) and block.B.shape[:-1] == (1, 1)
     if not d or y.is_cuda or y.shape[0] != 1 or y.shape[-1] != 1 or not is_plain:
         return False
-    seen = np.flatnonzero(~np.isnan(y[0, : 4 * d + 8, 0].numpy()))
+    seen = (~np.isnan(y[0, : 4 * d + 8, 0].numpy())).tolist()
     A, row = block.A[0].double().numpy(), block.B[0, 0].double().numpy()
     rows = []
-    for t in range(int(seen[-1]) + 1 if len(seen) else 0):
-        if t in seen:
+    for is_seen in seen:
+        if is_seen:
             rows.append(row[positions])
+            if d == 1 and math.isfinite(row[positions[0]]) and row[positions[0]] != 0.0:
+                return True
         row = row @ A
     if len(rows) < d:
         return False

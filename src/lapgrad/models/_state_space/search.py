@@ -145,7 +145,9 @@ def fit_series(
         start = join_parameters(parameters)
         search.best = _Point(start, math.nan, start)
         try:
-            reason, is_converged = search.run(start, propose, rescale), True
+            # A trial may be so far away that numbers overflow.
+            with np.errstate(all="ignore"):
+                reason, is_converged = search.run(start, propose, rescale), True
         except _SearchEnd as end:
             reason, is_converged = str(end), False
         finally:
@@ -171,7 +173,8 @@ class _Search:
         self.shorten = shorten
         self.who, self.function, self.limits, self.callback, self.show = who, evaluate, limits, callback, show
         self.steps, self.history = 0, list[float]()
-        self.inverse: Array | None = None
+        #: Eigenvalues and eigenvectors of the last Hessian.
+        self.spectrum: tuple[Array, Array] | None = None
         #: The point where the Hessian was computed last, and the Hessian there.
         self.bottom: tuple[_Point, Array] | None = None
 
@@ -207,24 +210,35 @@ class _Search:
             tried: list[_Point] = []
 
             def evaluate(x: Array, tried: list[_Point] = tried) -> float:
+                """Return the loss with the best common scale of all variances, which is known without it."""
                 tried.append(self.evaluate(x))
-                return tried[-1].value
+                rescaled = rescale(x, tried[-1].gradient)
+                return tried[-1].value + (0.0 if rescaled is None else rescaled[1])
 
             for other in propose(self.best.x, before, self.best.gradient, evaluate):
                 point = next(point for point in tried if point.x is other)
                 if math.isfinite(point.value):
-                    reason = self.descend(point, to_beat=self.best.value) or reason
+                    reason = self.descend(self.rescale_point(point, rescale), self.best.value) or reason
             if before - self.best.value <= self.limits.compute_threshold(before):
                 break
         return reason
+
+    def rescale_point(self, point: _Point, rescale: Rescale) -> _Point:
+        """Return a point with the best common scale of all variances, if it is better; else the point."""
+        rescaled = rescale(point.x, point.gradient)
+        there = point if rescaled is None else self.evaluate(rescaled[0])
+        return there if there.value < point.value else point
 
     def descend(self, point: _Point, to_beat: float = math.inf) -> str:
         """Run BFGS from a point. A search that is unlikely to end below ``to_beat`` is given up."""
         if point.value < to_beat < math.inf:
             self.accept(point)
         # From another start the curvature at the known minimum is good enough to begin with.
-        is_fresh = self.inverse is None or to_beat == math.inf or not self.limits.is_simple
-        inverse = self.compute_inverse(point) if self.inverse is None or is_fresh else self.inverse
+        is_fresh = self.spectrum is None or to_beat == math.inf or not self.limits.is_simple
+        if self.spectrum is None or is_fresh:
+            inverse = self.compute_inverse(point)
+        else:
+            inverse = _invert_spectrum(*self.spectrum, point.gradient)
         while True:
             direction = -(inverse @ point.gradient)
             found = None
@@ -301,14 +315,8 @@ class _Search:
         hessian = 0.5 * (hessian + hessian.T)
         self.bottom = point, hessian
         values, vectors = np.linalg.eigh(hessian)
-        # A step along an eigenvector is not longer than ``_LONGEST_STEP``.
-        along = np.abs(vectors.T @ point.gradient)
-        values = np.maximum(
-            np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300)
-        )
-        inverse: Array = (vectors / values) @ vectors.T
-        self.inverse = inverse
-        return inverse
+        self.spectrum = values, vectors
+        return _invert_spectrum(values, vectors, point.gradient)
 
     def search_line(self, start: _Point, direction: Array) -> _Point | None:
         """Return a point that meets the weak conditions of Wolfe, else a better one, else None."""
@@ -341,9 +349,7 @@ class _Search:
             raise _SearchEnd(f"{self.limits.steps} steps were made")
         self.steps += 1
         try:
-            # A trial may be so far away that numbers overflow.
-            with np.errstate(all="ignore"):
-                value, gradient = self.function(x)
+            value, gradient = self.function(x)
         except _exceptions.ProcessGroupError:
             raise
         except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR):
@@ -358,6 +364,19 @@ class _Search:
         self.show(self.steps, point.value)
         if self.callback is not None and self.callback(self.steps, point.value):
             raise _SearchEnd("the callback asked to stop")
+
+
+def _invert_spectrum(values: Array, vectors: Array, gradient: Array) -> Array:
+    """Return an inverse Hessian with positive eigenvalues, given those of the Hessian and its eigenvectors.
+
+    The step that it makes of a gradient is along no eigenvector longer than ``_LONGEST_STEP``.
+    """
+    along = np.abs(vectors.T @ gradient)
+    values = np.maximum(
+        np.abs(values), np.maximum(along / _LONGEST_STEP, 1e-8 * np.abs(values).max() + 1e-300)
+    )
+    inverse: Array = (vectors / values) @ vectors.T
+    return inverse
 
 
 def _limit_direction(direction: Array, gradient: Array) -> Array:

@@ -26,6 +26,14 @@ _LOWERED, _SHIFTED = 6.0, 1.0
 """By how much the logarithm of a variance is lowered, and the logit of another parameter shifted."""
 
 
+_RATIOS = (1.5, 3.0, 6.0)
+"""By how much the logarithm of the ratio of two variances is changed, to either side."""
+
+
+_ALLOWED = 15.0
+"""How much above the minimum the loss may be if a variance of nearly zero is raised."""
+
+
 _VANISHED = -20.0
 """Logarithm of the part of the largest variance that one which vanishes is set to."""
 
@@ -121,11 +129,13 @@ def propose_start(
     """Return the best of several points around a minimum that a descent from it would not have reached.
 
     The logarithm of a variance that has become nearly zero has no gradient left, and a fit would stay there
-    for ever:
-    such a variance is raised. Others are lowered, until they are nearly zero, and parameters in an interval
-    are shifted. Of the points for each parameter the one with the lowest loss counts, also if it is above
-    that of the minimum. Those with the lowest losses are returned, the best one first: half as many as there
-    are parameters, at most three.
+    for ever: such a variance is raised. Others are lowered, until they are nearly zero, or raised, and
+    parameters in an interval are shifted. Of the points for each parameter the one with the lowest loss
+    counts, also if it is above that of the minimum. Those with the lowest losses are returned, the best one
+    first: half as many as there are parameters, at most three. A small change may be undone by the search:
+    up to two that raise a variance as far as the loss allows it, or that change the sign of a correlation,
+    are returned, too. Two variances are one ratio: if
+    the loss only grows on both sides of the minimum, there is no other.
 
     Variances also stand in for each other: a trend may follow the data by its slope or by its level. With
     three parameters or more, the largest variance changes places with each of the others, and the best of
@@ -140,13 +150,18 @@ def propose_start(
     """
     logs = [number.power * float(x[i]) for i, number in enumerate(numbers) if number.is_variance]
     largest = max(logs, default=0.0)
+    if len(numbers) == 2 and all(number.is_variance for number in numbers):
+        return _scan_ratio(numbers, x, value, evaluate)
     found_best: list[tuple[float, int, Array]] = []
+    far: dict[int, tuple[float, Array]] = {}
     for i, number in enumerate(numbers):
         best, lowest = None, math.inf
         for change in _list_changes(number, float(x[i]), largest, float(gradient[i])):
             candidate = x.copy()
             candidate[i] += change
             found = evaluate(candidate)
+            if found < value + _ALLOWED and (change > 0.0 if number.is_variance else abs(change) != _SHIFTED):
+                far.setdefault(i, (found, candidate))  # the largest change comes first
             # Lowering a variance without effect leads to no new minimum: the loss stays the same.
             if found < lowest and abs(found - value) > 1e-6 * max(1.0, abs(value)):
                 best, lowest = candidate, found
@@ -155,7 +170,28 @@ def propose_start(
     chosen = sorted(found_best, key=lambda one: one[:2])[: min(3, (len(numbers) + 1) // 2)]
     swapped = _swap_largest(numbers, x) if len(numbers) > 2 else []
     tried = sorted(((evaluate(candidate), i) for i, candidate in enumerate(swapped)), key=lambda one: one[0])
-    return [*(candidate for _, _, candidate in chosen), *(swapped[i] for _, i in tried[:1])]
+    proposed = [candidate for _, _, candidate in chosen]
+    for _, candidate in sorted(far.values(), key=lambda one: one[0])[:2]:
+        proposed += [candidate] if all(candidate is not one for one in proposed) else []
+    return [*proposed, *(swapped[i] for _, i in tried[:1])]
+
+
+def _scan_ratio(
+    numbers: Sequence[LearnedNumber], x: Array, value: float, evaluate: Callable[[Array], float]
+) -> list[Array]:
+    """Return points at which the loss of two variances is lower than at a ratio nearer to the minimum."""
+    chosen = []
+    for sign in (-1.0, 1.0):
+        before = value
+        for distance in _RATIOS:
+            point = x.copy()
+            point[0] += sign * distance / numbers[0].power
+            found = evaluate(point)
+            if found < before - 1e-6 * max(1.0, abs(value)):
+                chosen.append(point)
+                break
+            before = found
+    return chosen
 
 
 def _swap_largest(numbers: Sequence[LearnedNumber], x: Array) -> list[Array]:
@@ -178,13 +214,13 @@ def _list_changes(number: LearnedNumber, at: float, largest: float, slope: float
     if not number.can_shift:
         return []
     if not number.is_variance:
-        return [-_SHIFTED, _SHIFTED]
+        return [-2.0 * at, -_SHIFTED, _SHIFTED]  # the first one changes the sign of a correlation
     size = number.power * at
     if size < largest + math.log(_NEGLIGIBLE):
         # By the sign of its gradient a variance of nearly zero should be larger, or is right to be zero.
-        parts = _RAISED if slope < 0.0 else _RAISED[1:4:2]
+        parts = _RAISED if slope < 0.0 else (_RAISED[0], *_RAISED[1:4:2])
         return [(largest + math.log(part) - size) / number.power for part in parts]
-    return [-_LOWERED / number.power]
+    return [-_LOWERED / number.power, 0.5 * _LOWERED / number.power]
 
 
 def shorten_way(numbers: Sequence[LearnedNumber], x: Array, gradient: Array) -> Array | None:
@@ -209,9 +245,9 @@ def rescale_variances(
 ) -> tuple[Array, float] | None:
     """Return a point with the variances multiplied by a common factor that is best; None: there are none.
 
-    If all variances are learned, the loss for a factor c is (count log c + quadratic / c) / 2 and a constant,
-    and its derivative at c = 1, (count - quadratic) / 2, says what the quadratic form is. The change of the
-    loss in this case is returned, too.
+    If all variances are learned (other parameters have no unit), the loss for a factor c is
+    (count log c + quadratic / c) / 2 and a constant, and its derivative at c = 1, (count - quadratic) / 2,
+    says what the quadratic form is. The change of the loss in this case is returned, too.
 
     Args:
         numbers: What the coordinates are.
@@ -221,7 +257,7 @@ def rescale_variances(
     """
     powers = np.array([number.power if number.is_variance else math.inf for number in numbers])
     slope = float((gradient / powers).sum())
-    is_scaled = count > 0 and all(number.is_variance for number in numbers)
+    is_scaled = count > 0 and any(number.is_variance for number in numbers)
     factor = 1.0 - 2.0 * slope / count if is_scaled else 1.0
     if not (math.isfinite(factor) and factor > 0.0) or abs(math.log(factor)) < _SAME_SCALE:
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ _NAME = "pivoted_cholesky"
 
 #: Numbers of a chunk of the kernel matrix: 4 MB in float64.
 _CHUNK = 2**19
+#: The gradient of a factor with more numbers than this keeps nothing but the factor.
+_LARGE = 2**22
 #: The least number of candidates for the next pivots. The variances of all other points are updated once per
 #: block.
 _CANDIDATES = 2048
@@ -66,10 +69,11 @@ def pivoted_cholesky(
 
     Gradient:
         For X and the parameters of the kernel, for fixed pivots: that of L = K_fu Lu^-T, Lu Lu^T = K_uu with
-        the pivots as inducing inputs u. Saves K_fu, Lu and L. Without a gradient nothing is saved.
+        the pivots as inducing inputs u. Saves K_fu, Lu and L; of a factor of more than 32 MB L alone, and has
+        no forward mode then. Without a gradient nothing is saved.
 
     Memory:
-        n rank numbers for L, and chunks of a few MB. With a gradient: three times that.
+        n rank numbers for L, and chunks of a few MB; with a gradient, for more than 32 MB, too.
 
     Cost:
         n rank^2 flops and n rank evaluations of the kernel, most of it in matrix products: of the points,
@@ -97,7 +101,107 @@ def pivoted_cholesky(
     tensors = (X, *function.parameters)
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return factor
+    if factor.L.numel() > _LARGE:
+        L, residual = _LargeFactor.apply(function, factor, *tensors)
+        return KernelFactor(L, factor.pivots, residual)
     return _differentiate(function, X, factor.pivots)
+
+
+class _LargeFactor(torch.autograd.Function):
+    """A factor whose gradient is computed by chunks of rows, so that nothing but L is kept.
+
+    With G = gL - 2 gres L and L_f = K_fu Lu^-T for all rows but the pivots, whose rows of L are Lu,
+
+        gK_fu = G_f Lu^-1,    gLu = tril(G_u - gK_fu^T L_f)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: KernelFunction, factor: KernelFactor, X: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.kernel, ctx.pivots = kernel, factor.pivots
+        ctx.save_for_backward(factor.L, X, *parameters)
+        return factor.L, factor.residual
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        L, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives: by operators, with all that they keep
+            X, *parameters = tensors
+            again = _differentiate(ctx.kernel._replace(parameters=tuple(parameters)), X, ctx.pivots)
+            wanted = [tensor for tensor in tensors if tensor.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    (again.L, again.residual), wanted, grads, create_graph=True, allow_unused=True
+                )
+            )
+            return None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+        sums = _GradientSums(ctx.kernel, tensors, ctx.needs_input_grad[2:])
+        return None, None, *sums.run(L, ctx.pivots, *grads)
+
+
+class _GradientSums:
+    """Gradients with respect to points and parameters, summed over chunks of rows.
+
+    Args:
+        kernel: The kernel.
+        tensors: X (n, d), and the parameters.
+        is_wanted: Which of them need a gradient.
+    """
+
+    def __init__(self, kernel: KernelFunction, tensors: Sequence[Tensor], is_wanted: Sequence[bool]) -> None:
+        self._kernel, self._X, self._is_wanted = kernel, tensors[0], is_wanted
+        self._parameters = [
+            tensor.detach().requires_grad_(wanted)
+            for tensor, wanted in zip(tensors[1:], is_wanted[1:], strict=True)
+        ]
+        self._sums = [
+            torch.zeros_like(tensor) if wanted else None
+            for tensor, wanted in zip(tensors, is_wanted, strict=True)
+        ]
+
+    def run(self, L: Tensor, pivots: Tensor, gL: Tensor, gres: Tensor) -> list[Tensor | None]:
+        """Return the gradients for those of L (n, r) and of the residual (n)."""
+        Lu, Z = L[pivots], self._X[pivots]
+        is_pivot = torch.zeros(len(L), dtype=torch.bool, device=L.device)
+        is_pivot[pivots] = True
+        gLu = gL[pivots] - 2.0 * gres[pivots, None] * Lu
+        step = max(1, _CHUNK // max(1, len(pivots)))
+        for start in range(0, len(L), step):
+            part = slice(start, start + step)
+            G = gL[part] - 2.0 * gres[part, None] * L[part]
+            gK = trsm(Lu, G.masked_fill(is_pivot[part, None], 0.0), rightside=True)
+            gLu.addmm_(gK.mT, L[part], alpha=-1.0)
+            self._add(pivots, part, lambda Z, C, *p: self._kernel.matrix(Z, C, *p), Z, gK.mT)
+            self._add(pivots, part, lambda Z, C, *p: self._kernel.diagonal(C, *p), Z, gres[part])
+        nothing = slice(0, 0)
+        self._add(pivots, nothing, lambda Z, C, *p: potrf(self._kernel.matrix(Z, Z, *p)), Z, gLu.tril())
+        return self._sums
+
+    def _add(
+        self, pivots: Tensor, part: slice, function: Callable[..., Tensor], Z: Tensor, cotangent: Tensor
+    ) -> None:
+        """Add the gradient of function(Z, X[part], *parameters)."""
+        of_points = self._is_wanted[0]
+        Z, C = (points.detach().requires_grad_(of_points) for points in (Z, self._X[part]))
+        inputs = [tensor for tensor in (Z, C, *self._parameters) if tensor.requires_grad]
+        with torch.enable_grad():
+            value = function(Z, C, *self._parameters)
+        if not value.requires_grad:
+            return
+        found = list(torch.autograd.grad(value, inputs, cotangent.to(value.dtype), allow_unused=True))
+        gX = self._sums[0]
+        if gX is not None:
+            gZ, gC = found.pop(0), found.pop(0)
+            if gZ is not None:
+                gX.index_add_(0, pivots, gZ)
+            if gC is not None:
+                gX[part] += gC
+        for own in self._sums[1:]:
+            if own is not None:
+                gradient = found.pop(0)
+                if gradient is not None:
+                    own += gradient
 
 
 def _differentiate(kernel: KernelFunction, X: Tensor, pivots: Tensor) -> KernelFactor:
