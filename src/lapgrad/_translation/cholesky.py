@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define
 from lapgrad._translation._results import allocate_column_major, allocate_status
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import potrf as _potrf
+
+_take_shortcut = make_shortcut("cholesky_by_columns")
+_make_status = make_shortcut("status_of_success")
 
 
 def compute_cholesky_ex(
@@ -42,7 +46,9 @@ def record_cholesky_ex_eagerly(
     """``record_cholesky_ex`` for plain eager calls, sooner back from a small matrix."""
     if A.is_cpu:
         try:
-            return _record_definite(A, upper), allocate_status(A)
+            L = _record_definite(A, upper)
+            info = _make_status(A)
+            return L, allocate_status(A) if info is None else info
         except _NotPositiveDefiniteError:
             pass
     return record_cholesky_ex(A, upper=upper, check_errors=check_errors)
@@ -79,10 +85,12 @@ class _NotPositiveDefiniteError(Exception):
 
 def _factor_definite(ctx: Any, A: Tensor, upper: bool) -> Tensor:
     """The forward of a ``Function`` for matrices that have a factor."""
-    n = A.shape[-1]
-    L = allocate_column_major(A, n, n)
-    if lookup("potrf", A)(L, A, not upper, None) is not None:
-        raise _NotPositiveDefiniteError
+    L: Tensor | None = _take_shortcut(A, upper)
+    if L is None:
+        n = A.shape[-1]
+        L = allocate_column_major(A, n, n)
+        if lookup("potrf", A)(L, A, not upper, None) is not None:
+            raise _NotPositiveDefiniteError
     ctx.save_for_backward(L)
     ctx.upper = upper
     ctx.set_materialize_grads(False)
@@ -104,6 +112,8 @@ if _torch_private.AVAILABLE:
 
 
 def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
+    if A.is_cpu and not is_compiling() and (factor := _take_shortcut(A, upper)) is not None:
+        return factor, _make_status(A)
     n = A.shape[-1]
     L, info = allocate_column_major(A, n, n), allocate_status(A)
     if A.is_cuda:

@@ -24,6 +24,7 @@ from lapgrad.ops import trmm as _trmm
 _FEW_COLUMNS, _LARGEST_SMALL_ORDER = 4, 32
 
 _take_shortcut = make_shortcut("trsm")
+_solve_by_columns = make_shortcut("solve_triangular_by_columns")
 
 
 def compute_solve_triangular(
@@ -76,6 +77,8 @@ def _expand_to_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 def _solve(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
     if B.is_cpu and B.shape[-1 if left else -2] <= _FEW_COLUMNS and A.shape[-1] > _LARGEST_SMALL_ORDER:
         return _solve_by_torch(A, B, upper, left, False)
+    if B.is_cpu and not is_compiling() and (solution := _solve_by_columns(A, B, upper, left)) is not None:
+        return solution
     X = allocate_column_major_batch(B, B.shape[:-2], *B.shape[-2:])
     if lookup("trsm", B)(X, A, B, not upper, False, not left) is None:
         return X

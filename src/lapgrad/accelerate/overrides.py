@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lapgrad._kernels.table import core_in_use
 from lapgrad._torch import private as _torch_private
 from lapgrad._translation import _torch_kernels
-from lapgrad.accelerate import kernels, registry
+from lapgrad.accelerate import kernels, registry, torch_functions
 from lapgrad.accelerate.choices import Choice
 from lapgrad.accelerate.gates import Kernel, PythonKernels, TorchKernels, make_gate
-from lapgrad.accelerate.routes import ROUTES, Route
+from lapgrad.accelerate.routes import ROUTES, Route, Shape
 from lapgrad.accelerate.statistics import Counts
 
 
@@ -137,12 +138,18 @@ def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Co
     compute = _torch_kernels.find_kernel(route.operator, device).call_boxed
     backend = kernels.make_backend_kernel(route, device, judge, compute, counts)
     take = kernels.make_taking_kernel(route, device, False, backend, counts)
+    direct = torch_functions.describe_function(route.operator, records=False) if device == "cpu" else None
+    by_torch = TorchKernels(compute, keys.keyset, direct_compute=direct)
+    is_direct = device == "cpu" and route.shape is not Shape.ANY and core_in_use()
+    take_directly = route.compute if is_direct else None
     overrides = [
-        gate(route.operator, keys.backend, TorchKernels(compute, keys.keyset), PythonKernels(backend, take))
+        gate(
+            route.operator, keys.backend, by_torch, PythonKernels(backend, take, take_directly=take_directly)
+        )
     ]
     if route.record is not None:
         record = _find_autograd_kernel(route.operator, keys.autograd)
-        bypass = _torch_private.find_keys_of_composite(route.operator, device)
+        bypass = torch_functions.find_bypass(route.operator, device)
         autograd = kernels.make_autograd_kernel(route, device, judge, backend, record, counts)
         take_recorded = kernels.make_taking_kernel(
             route, device, True, functools.partial(autograd, keys.plain_keyset), counts
@@ -151,8 +158,19 @@ def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Co
             gate(
                 route.operator,
                 keys.autograd,
-                TorchKernels(compute, keys.keyset, record, bypass, bypass is not None),
-                PythonKernels(autograd, take, take_recorded),
+                TorchKernels(
+                    compute,
+                    keys.keyset,
+                    record,
+                    bypass,
+                    bypass is not None,
+                    direct,
+                    torch_functions.describe_function(route.operator, records=True) if direct else None,
+                    keys.plain if bypass is None else bypass.raw_repr(),
+                ),
+                PythonKernels(
+                    autograd, take, take_recorded, take_directly, route.record_eagerly if is_direct else None
+                ),
             )
         )
     if route.out is not None:
