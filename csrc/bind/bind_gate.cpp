@@ -253,17 +253,17 @@ private:
     // more.
     Verdict judge(PyObject* arguments, PyObject* options, bool& is_long, bool& is_direct) {
         if (!read_choice()) return Verdict::error;
-        if (!is_chosen_) return Verdict::refuse;
-        const bool always = takes_always_;  // another thread may change it as soon as Python code has run
+        const bool chosen = is_chosen_, always = takes_always_;  // another thread may change them as soon as Python code has run
+        const Verdict otherwise = chosen ? Verdict::decide : Verdict::refuse;
         const Py_ssize_t first = set_.has_keys ? 1 : 0;
-        if (PyTuple_Size(arguments) < first + set_.tensors) return Verdict::decide;
+        if (PyTuple_Size(arguments) < first + set_.tensors) return otherwise;
         if (set_.has_keys) {
             const int plain = is_plain(PyTuple_GetItem(arguments, 0));
-            if (plain <= 0) return plain < 0 ? Verdict::error : Verdict::decide;
+            if (plain <= 0) return plain < 0 ? Verdict::error : otherwise;
         }
         std::array<TensorHeader, 2> headers;
         for (int i = 0; i < set_.tensors; ++i)
-            if (!read(PyTuple_GetItem(arguments, first + i), headers[i])) return Verdict::decide;
+            if (!read(PyTuple_GetItem(arguments, first + i), headers[i])) return otherwise;
         int has_gradient = 0;
         if (!set_.record.is_none()) {
             for (int i = 0; i < set_.tensors && has_gradient == 0; ++i)
@@ -272,6 +272,8 @@ private:
             if (has_gradient < 0) return Verdict::error;
         }
         const TensorHeader& matrix = headers[set_.matrix];
+        is_long = matrix.dimensions < 2 || estimate_operations(matrix) > double(plan::locked_operations);
+        if (!chosen) return has_gradient != 0 ? Verdict::record : Verdict::compute;
         const TensorHeader* side = set_.right_side < 0 ? nullptr : &headers[set_.right_side];
         const Size size = find_size(matrix, side, has_gradient != 0, always);
         if (size == Size::unknown) return Verdict::decide;
@@ -282,7 +284,6 @@ private:
             return has_gradient != 0 ? Verdict::take_recorded : Verdict::take;
         }
         if (has_gradient == 0 || set_.counts_recorded) count(matrix, passed_on_);
-        is_long = estimate_operations(matrix) > double(plan::locked_operations);
         return has_gradient != 0 ? Verdict::record : Verdict::compute;
     }
 

@@ -152,7 +152,12 @@ ON_CUDA_ONLY = {
 
 
 #: Shortcuts in torch's words: tests/core/test_shortcuts_by_columns.py.
-BY_COLUMNS = {"cholesky_by_columns", "solve_triangular_by_columns", "status_of_success"}
+BY_COLUMNS = {
+    "cholesky_by_columns",
+    "solve_triangular_by_columns",
+    "solve_triangular_vjp",
+    "status_of_success",
+}
 
 
 def test_every_shortcut_is_tested() -> None:

@@ -18,8 +18,14 @@ from lapgrad._translation import solve_triangular as _solve_triangular
 
 pytestmark = pytest.mark.cpu
 
-FACTOR, SOLVE, STATUS = (
-    f"{name}_shortcut" for name in ("cholesky_by_columns", "solve_triangular_by_columns", "status_of_success")
+FACTOR, SOLVE, VJP, STATUS = (
+    f"{name}_shortcut"
+    for name in (
+        "cholesky_by_columns",
+        "solve_triangular_by_columns",
+        "solve_triangular_vjp",
+        "status_of_success",
+    )
 )
 
 if not _cpu.available() or FACTOR not in _kernels._CPU.fill():
@@ -33,7 +39,7 @@ def make_matrix(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def compute_without(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        for name in (FACTOR, SOLVE, STATUS):
+        for name in (FACTOR, SOLVE, VJP, STATUS):
             patch.delitem(_kernels._CPU, name)
         return function(*arguments, **options)
 
@@ -68,6 +74,13 @@ def test_solves(upper: bool, left: bool, shape: tuple[int, ...], dtype: torch.dt
     B = wide if left else wide.mT
     for operand in (B, B.contiguous()):
         X = _kernels._CPU[SOLVE](A, operand, upper, left)
+        gX = torch.randn_like(X)
+        for saved in (X, None):
+            gradients = _kernels._CPU[VJP](A, saved, gX, upper, left)
+            needs, flags = (saved is not None, True), (upper, left)
+            wanted = compute_without(_solve_triangular._vjp, needs, (A, saved), flags, gX)
+            for seen, gradient in zip(gradients, wanted, strict=True):
+                torch.testing.assert_close(seen, gradient)
         expected = compute_without(_solve_triangular._solve, A, operand, upper, left)
         assert torch.equal(X, expected)
         assert X.stride() == expected.stride()
@@ -96,5 +109,10 @@ def test_what_is_left_to_python() -> None:
     assert find_results(-A, A.float())[:2] == [None, None]  # indefinite; another dtype
     assert _kernels._CPU[SOLVE](torch.zeros_like(A), A, False, True) is None  # singular
     assert _kernels._CPU[SOLVE](A, A[:3], False, True) is None
+    assert _kernels._CPU[VJP](torch.zeros_like(A), A, A, False, True) is None
+    assert _kernels._CPU[VJP](A, A[:3], A, False, True) is None
+    assert _kernels._CPU[VJP](A, None, A[:3], False, True) is None
+    # torch's own solver is faster with one column and many rows.
+    assert _kernels._CPU[SOLVE](make_matrix(40, 40), torch.ones(40, 1).double(), False, True) is None
     leaf = A.clone().requires_grad_()
     assert find_results(leaf, leaf)[:2] == [None, None]
