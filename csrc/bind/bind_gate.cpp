@@ -275,7 +275,9 @@ private:
         is_long = matrix.dimensions < 2 || estimate_operations(matrix) > double(plan::locked_operations);
         if (!chosen) return has_gradient != 0 ? Verdict::record : Verdict::compute;
         const TensorHeader* side = set_.right_side < 0 ? nullptr : &headers[set_.right_side];
-        const Size size = find_size(matrix, side, has_gradient != 0, always);
+        Size size = find_size(matrix, side, has_gradient != 0, always);
+        // lapgrad has no kernel for triangles with ones on the diagonal: gradients of LU factors ask for them.
+        if (size == Size::large && !always && set_.shape == triangle && has_option(options, unitriangular_)) size = Size::small;
         if (size == Size::unknown) return Verdict::decide;
         if (size == Size::large) {
             if ((has_gradient != 0 ? set_.take_recorded : set_.take).is_none()) return Verdict::decide;
@@ -367,12 +369,13 @@ private:
         if (B.device_type != A.device_type || B.device_id != A.device_id) return false;
         for (int i = 0; i < A.dimensions - 2; ++i)
             if (A.shape[i] != B.shape[i]) return false;
-        const auto is_set = [&](const nb::object& name, bool otherwise) {
-            PyObject* const value = options ? PyDict_GetItemWithError(options, name.ptr()) : nullptr;
-            return value ? value == Py_True : otherwise;
-        };
-        if (is_set(unitriangular_, false)) return false;
-        return A.shape[A.dimensions - 1] == B.shape[B.dimensions - (is_set(left_, true) ? 2 : 1)];
+        if (has_option(options, unitriangular_)) return false;
+        return A.shape[A.dimensions - 1] == B.shape[B.dimensions - (has_option(options, left_, true) ? 2 : 1)];
+    }
+
+    static bool has_option(PyObject* options, const nb::object& name, bool otherwise = false) {
+        PyObject* const value = options ? PyDict_GetItemWithError(options, name.ptr()) : nullptr;
+        return value ? value == Py_True : otherwise;
     }
 
     using Counts = std::unordered_map<CountedShape, std::int64_t, ShapeHash>;
@@ -429,6 +432,12 @@ void bind_gate(nb::module_& m) {
     nb::set_leak_warnings(false);
     m.def("bind_torch_calls", &bind_torch_calls);
     m.def("register_solve_triangular", &register_solve_triangular);
+    nb::class_<TorchCall>(m, "TorchCall")
+        .def(nb::init<nb::handle>())
+        .def("__call__", [](const TorchCall& self, bool is_long, nb::args arguments, nb::kwargs options) {
+            PyObject* const result = self.call(nullptr, arguments.ptr(), 0, options.ptr(), is_long);
+            return result ? nb::steal(result) : nb::none();
+        });
     nb::class_<CallGate>(m, "CallGate", nb::type_slots(gate_slots))
         .def(nb::init<nb::dict>())
         .def("counts", &CallGate::counts, nb::arg("taken"))

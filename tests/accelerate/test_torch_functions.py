@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lapgrad
-from lapgrad.accelerate import torch_functions
+from lapgrad._translation import _torch_functions
 
 pytestmark = [
     pytest.mark.cpu,
@@ -83,15 +83,15 @@ def list_tensors(results: Any) -> list[Tensor]:
 
 
 def test_every_operator_is_called() -> None:
-    assert CALLS.keys() == torch_functions.FORMS.keys()
+    assert CALLS.keys() == _torch_functions.FORMS.keys()
 
 
-@pytest.mark.parametrize("operator", torch_functions.FORMS)
+@pytest.mark.parametrize("operator", _torch_functions.FORMS)
 def test_functions_are_found(operator: str) -> None:
     """With the torch that the tests run on. With another one, calls take the longer way."""
-    form = torch_functions.FORMS[operator]
-    assert torch_functions.describe_function(operator, records=False) is not None
-    assert (torch_functions.describe_function(operator, records=True) is not None) == bool(form.record)
+    form = _torch_functions.FORMS[operator]
+    assert _torch_functions.describe_function(operator, records=False) is not None
+    assert (_torch_functions.describe_function(operator, records=True) is not None) == bool(form.record)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -67,6 +67,11 @@ def bind_torch_calls(names: dict[str, Any]) -> bool:
     return core is not None and bool(core.bind_torch_calls(names))
 
 
+def make_torch_call(described: dict[str, Any]) -> Any:
+    """Returns a function that calls a kernel of torch, see csrc/bind/torch_calls.h."""
+    return core.TorchCall(described)
+
+
 def register_solve_triangular(names: dict[str, Any]) -> bool:
     """Register torch's kernel under another key, see csrc/bind/torch_calls.h."""
     return bool(core.register_solve_triangular(names))

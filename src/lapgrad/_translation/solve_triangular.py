@@ -3,6 +3,7 @@ infinities, as in torch."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import layout as _layout
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define
+from lapgrad._translation import _torch_functions
 from lapgrad._translation._results import allocate_column_major_batch
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import _triangular
@@ -22,6 +24,9 @@ from lapgrad.ops import trmm as _trmm
 #: With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is
 #: faster at it than the core, and what is gained is the gradient. The shortcut has the same numbers.
 _FEW_COLUMNS, _LARGEST_SMALL_ORDER = 4, 32
+
+#: While larger triangles than this are solved with, other threads of Python may run.
+_LONG = 10_000
 
 _take_vjp = make_shortcut("solve_triangular_vjp")
 _solve_by_columns = make_shortcut("solve_triangular_by_columns")
@@ -89,10 +94,17 @@ def _solve(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
 
 
 def _solve_by_torch(A: Tensor, B: Tensor, upper: bool, left: bool, unitriangular: bool) -> Tensor:
-    X: Tensor = run_torch(
-        "linalg_solve_triangular", A, B, upper=upper, left=left, unitriangular=unitriangular
-    )
+    X: Tensor | None = None
+    if type(A) is Tensor and type(B) is Tensor and B.is_cpu and (call := _find_call()) is not None:
+        X = call(A.numel() > _LONG, A, B, upper=upper, left=left, unitriangular=unitriangular)
+    if X is None:
+        X = run_torch("linalg_solve_triangular", A, B, upper=upper, left=left, unitriangular=unitriangular)
     return X
+
+
+@functools.cache
+def _find_call() -> Any:
+    return _torch_functions.make_call("linalg_solve_triangular")
 
 
 def _fake(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:

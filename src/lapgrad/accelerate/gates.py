@@ -30,7 +30,7 @@ class TorchKernels:
         record: Records gradients, too; None: gradients are recorded before the gate is reached.
         record_keys: The keys that ``record`` is called with; None: those of the call.
         is_final: No other gate follows on the way of ``record``.
-        direct_compute: ``compute`` by address, see ``torch_functions``; None where it is not known.
+        direct_compute: ``compute`` by address (``_translation._torch_functions``); None if it is not known.
         direct_record: ``record`` by address.
         direct_keys: The keys of ``direct_record``, as an integer.
     """

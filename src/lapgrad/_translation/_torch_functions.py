@@ -1,4 +1,4 @@
-"""Addresses of torch's kernels, which gates call without the Python interface to them.
+"""Addresses of torch's kernels, which are called without torch's Python interface to them.
 
 A kernel is a C++ function of torch, and its name in the shared library holds the types of its parameters. A
 kernel that another release of torch does not have, or has with other parameters, is not found, and is called
@@ -113,6 +113,20 @@ def describe_function(operator: str, records: bool) -> dict[str, Any] | None:
         "parameters": list(form.parameters),
         "results": form.results,
     }
+
+
+def make_call(operator: str) -> Any:
+    """Returns a function that calls torch's kernel of a CPU, or None where the kernel is not found.
+
+    The function takes whether other threads of Python should run meanwhile, and then the arguments of the
+    operator, with ordinary tensors. It returns None where torch raises an error.
+    """
+    described = describe_function(operator, records=False)
+    if described is None:
+        return None
+    from lapgrad._kernels import native
+
+    return native.make_torch_call(described)
 
 
 @functools.cache
