@@ -2,8 +2,8 @@
 //
 // A call for a small matrix takes torch 2 microseconds, and the decision to leave it to torch takes longer in Python. A gate
 // takes that decision here. It reads sizes through the DLPack exchange table of the tensor type (plain C structures, so
-// nothing of torch is included), and calls torch's own kernel, or a function of lapgrad, with the arguments it was given.
-// Every call that it does not decide goes to a Python function that does.
+// nothing of torch is included), and calls torch's own kernel (torch_calls.h), or a function of lapgrad, with the arguments it was
+// given. Every call that it does not decide goes to a Python function that does.
 //
 // Only the stable ABI of Python is used: one wheel serves every Python from 3.12 on.
 #include <algorithm>
