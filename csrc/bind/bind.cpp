@@ -85,6 +85,7 @@ NB_MODULE(_core, m) {
     binding::bind_contention(m);
     binding::bind_shortcuts(m);
     binding::bind_device_shortcuts(m);
+    binding::bind_translation(m);
     m.def("bind_routine", &binding::bind_routine);
     m.def("bind_threads", &binding::bind_threads);
     m.def("bind_pool", [](const std::string& path) { return parallel::bind_pool(path.c_str()); },

@@ -2,16 +2,19 @@
 //
 // A call for a small matrix takes torch 2 microseconds, and the decision to leave it to torch takes longer in Python. A gate
 // takes that decision here. It reads sizes through the DLPack exchange table of the tensor type (plain C structures, so
-// nothing of torch is included), and calls torch's own kernel, or a function of lapgrad, with the arguments it was given.
-// All other calls go to a Python function.
+// nothing of torch is included), and calls torch's own kernel (torch_calls.h), or a function of lapgrad, with the arguments it was
+// given. All other calls go to a Python function.
 //
 // Only the stable ABI of Python is used: one wheel serves every Python from 3.12 on.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
 #include <unordered_map>
 
+#include "base/plan.h"
 #include "bind/binding.h"
+#include "bind/torch_calls.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -45,10 +48,10 @@ constexpr std::size_t kMostShapes = 1000;
 constexpr int kBits = 64;
 
 // Item size and shape of a matrix: what calls are counted by. Unused entries are zero.
-using Shape = std::array<std::int64_t, kMostDimensions + 2>;
+using CountedShape = std::array<std::int64_t, kMostDimensions + 2>;
 
 struct ShapeHash {
-    std::size_t operator()(const Shape& shape) const {
+    std::size_t operator()(const CountedShape& shape) const {
         std::uint64_t hash = 0xcbf29ce484222325u;
         for (const std::int64_t size : shape) hash = (hash ^ static_cast<std::uint64_t>(size)) * 0x100000001b3u;
         return static_cast<std::size_t>(hash);
@@ -101,10 +104,16 @@ struct Settings {
     nb::object decide;          // Python function for calls that are not decided here
     Function take;              // computes what is faster in lapgrad; None: left to `decide`
     Function take_recorded;     // the same with a gradient
+    Function take_directly;     // the same two for calls of `shape`; None: `take` has them, too
+    Function record_directly;
+    int shape;                  // what is checked here before the last two: see Shape
     Function compute;           // torch's kernel for values, and the keys that it is called with
     nb::object compute_keys;
     Function record;            // torch's kernel that records gradients; None: gradients are recorded elsewhere
     nb::object record_keys;     // None: the keys of the call
+    TorchCall direct_compute;   // the same two by address, where they are known; tried first
+    TorchCall direct_record;
+    std::uint64_t direct_keys;  // of `direct_record`
     nb::object is_grad_enabled;
     nb::object forward_level;   // dictionary with the level of forward mode at "_current_level", negative outside
     std::uint64_t plain_keys;
@@ -130,10 +139,16 @@ public:
         set_.decide = get("decide");
         set_.take = Function(get("take"));
         set_.take_recorded = Function(get("take_recorded"));
+        set_.take_directly = Function(get("take_directly"));
+        set_.record_directly = Function(get("record_directly"));
+        set_.shape = nb::cast<int>(get("shape"));
         set_.compute = Function(get("compute"));
         set_.compute_keys = get("compute_keys");
         set_.record = Function(get("record"));
         set_.record_keys = get("record_keys");
+        set_.direct_compute = TorchCall(get("direct_compute"));
+        set_.direct_record = TorchCall(get("direct_record"));
+        set_.direct_keys = nb::cast<std::uint64_t>(get("direct_keys"));
         set_.is_grad_enabled = get("is_grad_enabled");
         set_.forward_level = get("forward_level");
         set_.plain_keys = nb::cast<std::uint64_t>(get("plain_keys"));
@@ -156,29 +171,41 @@ public:
         raw_repr_ = nb::steal(PyUnicode_InternFromString("raw_repr"));
         current_ = nb::steal(PyUnicode_InternFromString("current"));
         level_ = nb::steal(PyUnicode_InternFromString("_current_level"));
+        left_ = nb::steal(PyUnicode_InternFromString("left"));
+        unitriangular_ = nb::steal(PyUnicode_InternFromString("unitriangular"));
     }
 
     // The call of an operator: arguments as the dispatcher passes them.
     PyObject* call(PyObject* arguments, PyObject* options) {
         const Py_ssize_t keys = set_.has_keys ? 1 : 0;
-        switch (judge(arguments)) {
-            case Verdict::compute: return pass_on(set_.compute, set_.compute_keys, arguments, options);
-            case Verdict::record: return pass_on(set_.record, set_.record_keys, arguments, options);
+        bool is_long = false, is_direct = false;
+        switch (judge(arguments, options, is_long, is_direct)) {
+            case Verdict::compute:
+                if (set_.direct_compute.is_bound())
+                    if (PyObject* const result = set_.direct_compute.call(nullptr, arguments, keys, options, is_long)) return result;
+                return pass_on(set_.compute, set_.compute_keys, arguments, options);
+            case Verdict::record:
+                if (set_.direct_record.is_bound())
+                    if (PyObject* const result = set_.direct_record.call(&set_.direct_keys, arguments, keys, options, is_long))
+                        return result;
+                return pass_on(set_.record, set_.record_keys, arguments, options);
             case Verdict::refuse:
                 return set_.record.is_none() ? pass_on(set_.compute, set_.compute_keys, arguments, options)
                                              : pass_on(set_.record, nb::none(), arguments, options);
-            case Verdict::take: return set_.take.call(nb::none(), arguments, keys, options);
-            case Verdict::take_recorded: return set_.take_recorded.call(nb::none(), arguments, keys, options);
+            case Verdict::take:
+                return (is_direct ? set_.take_directly : set_.take).call(nb::none(), arguments, keys, options);
+            case Verdict::take_recorded:
+                return (is_direct ? set_.record_directly : set_.take_recorded).call(nb::none(), arguments, keys, options);
             case Verdict::decide: break;
             case Verdict::error: return nullptr;
         }
         return PyObject_Call(set_.decide.ptr(), arguments, options);
     }
 
-    // [(item size, shape), count] of the calls that were passed on here.
-    nb::list counts() const {
+    // [item size, shape, count] of the calls that were passed on here, or taken without another count.
+    nb::list counts(bool taken) const {
         nb::list found;
-        for (const auto& [shape, count] : counts_) {
+        for (const auto& [shape, count] : taken ? taken_ : passed_on_) {
             if (count == 0) continue;
             nb::list sizes;
             for (std::int64_t i = 0; i < shape[1]; ++i) sizes.append(shape[2 + i]);
@@ -188,12 +215,14 @@ public:
     }
 
     void clear_counts() {
-        for (auto& entry : counts_) entry.second = 0;
+        for (auto& entry : passed_on_) entry.second = 0;
+        for (auto& entry : taken_) entry.second = 0;
     }
 
     int traverse(visitproc visit, void* arg) const {
         for (const nb::object* held : {&set_.read_scope, &set_.process, &set_.name, &set_.exchange, &set_.decide,
-                                       &set_.take.function, &set_.take_recorded.function, &set_.compute.function, &set_.compute.self, &set_.compute_keys,
+                                       &set_.take.function, &set_.take_recorded.function, &set_.take_directly.function,
+                                       &set_.record_directly.function, &set_.compute.function, &set_.compute.self, &set_.compute_keys,
                                        &set_.record.function, &set_.record.self, &set_.record_keys, &set_.is_grad_enabled,
                                        &set_.forward_level, &choice_})
             Py_VISIT(held->ptr());
@@ -205,31 +234,36 @@ public:
         set_.decide.reset();
         set_.take.function.reset();
         set_.take_recorded.function.reset();
+        set_.take_directly.function.reset();
+        set_.record_directly.function.reset();
         choice_.reset();
     }
 
 private:
     enum class Verdict { compute, record, refuse, take, take_recorded, decide, error };
     enum class Size { small, large, unknown };
+    enum Shape { any_shape, square, triangle };  // the numbers are those of lapgrad.accelerate.routes
 
     // Calls a kernel of torch with `keys`, or with those of the call if `keys` is None.
     PyObject* pass_on(const Function& kernel, const nb::object& keys, PyObject* arguments, PyObject* options) const {
         return kernel.call(keys, arguments, set_.has_keys && !keys.is_none() ? 1 : 0, options);
     }
 
-    Verdict judge(PyObject* arguments) {
+    // `is_long`: the call takes so long that other threads of Python should run. `is_direct`: nothing has to be checked or counted any
+    // more.
+    Verdict judge(PyObject* arguments, PyObject* options, bool& is_long, bool& is_direct) {
         if (!read_choice()) return Verdict::error;
-        if (!is_chosen_) return Verdict::refuse;
-        const bool always = takes_always_;  // another thread may change it as soon as Python code has run
+        const bool chosen = is_chosen_, always = takes_always_;  // another thread may change them as soon as Python code has run
+        const Verdict otherwise = chosen ? Verdict::decide : Verdict::refuse;
         const Py_ssize_t first = set_.has_keys ? 1 : 0;
-        if (PyTuple_Size(arguments) < first + set_.tensors) return Verdict::decide;
+        if (PyTuple_Size(arguments) < first + set_.tensors) return otherwise;
         if (set_.has_keys) {
             const int plain = is_plain(PyTuple_GetItem(arguments, 0));
-            if (plain <= 0) return plain < 0 ? Verdict::error : Verdict::decide;
+            if (plain <= 0) return plain < 0 ? Verdict::error : otherwise;
         }
         std::array<TensorHeader, 2> headers;
         for (int i = 0; i < set_.tensors; ++i)
-            if (!read(PyTuple_GetItem(arguments, first + i), headers[i])) return Verdict::decide;
+            if (!read(PyTuple_GetItem(arguments, first + i), headers[i])) return otherwise;
         int has_gradient = 0;
         if (!set_.record.is_none()) {
             for (int i = 0; i < set_.tensors && has_gradient == 0; ++i)
@@ -238,14 +272,20 @@ private:
             if (has_gradient < 0) return Verdict::error;
         }
         const TensorHeader& matrix = headers[set_.matrix];
+        is_long = matrix.dimensions < 2 || estimate_operations(matrix) > double(plan::locked_operations);
+        if (!chosen) return has_gradient != 0 ? Verdict::record : Verdict::compute;
         const TensorHeader* side = set_.right_side < 0 ? nullptr : &headers[set_.right_side];
-        const Size size = find_size(matrix, side, has_gradient != 0, always);
+        Size size = find_size(matrix, side, has_gradient != 0, always);
+        // lapgrad has no kernel for triangles with ones on the diagonal: gradients of LU factors ask for them.
+        if (size == Size::large && !always && set_.shape == triangle && has_option(options, unitriangular_)) size = Size::small;
         if (size == Size::unknown) return Verdict::decide;
         if (size == Size::large) {
             if ((has_gradient != 0 ? set_.take_recorded : set_.take).is_none()) return Verdict::decide;
+            is_direct = !(has_gradient != 0 ? set_.record_directly : set_.take_directly).is_none() && fits(headers, options);
+            if (is_direct) count(matrix, taken_);
             return has_gradient != 0 ? Verdict::take_recorded : Verdict::take;
         }
-        if (has_gradient == 0 || set_.counts_recorded) count(matrix);
+        if (has_gradient == 0 || set_.counts_recorded) count(matrix, passed_on_);
         return has_gradient != 0 ? Verdict::record : Verdict::compute;
     }
 
@@ -314,14 +354,40 @@ private:
         return is_small ? Size::small : Size::large;
     }
 
-    void count(const TensorHeader& A) {
-        Shape shape{};
+    static double estimate_operations(const TensorHeader& A) {
+        double operations = double(std::max(A.shape[A.dimensions - 1], A.shape[A.dimensions - 2]));
+        for (int i = 0; i < A.dimensions; ++i) operations *= double(A.shape[i]);
+        return operations;
+    }
+
+    // Whether the operands have the shapes that lapgrad serves.
+    bool fits(const std::array<TensorHeader, 2>& headers, PyObject* options) const {
+        const TensorHeader &A = headers[0], &B = headers[1];
+        if (A.shape[A.dimensions - 1] != A.shape[A.dimensions - 2]) return false;
+        if (set_.shape != triangle) return set_.shape == square;
+        if (B.dimensions != A.dimensions || B.type_code != A.type_code || B.type_bits != A.type_bits) return false;
+        if (B.device_type != A.device_type || B.device_id != A.device_id) return false;
+        for (int i = 0; i < A.dimensions - 2; ++i)
+            if (A.shape[i] != B.shape[i]) return false;
+        if (has_option(options, unitriangular_)) return false;
+        return A.shape[A.dimensions - 1] == B.shape[B.dimensions - (has_option(options, left_, true) ? 2 : 1)];
+    }
+
+    static bool has_option(PyObject* options, const nb::object& name, bool otherwise = false) {
+        PyObject* const value = options ? PyDict_GetItemWithError(options, name.ptr()) : nullptr;
+        return value ? value == Py_True : otherwise;
+    }
+
+    using Counts = std::unordered_map<CountedShape, std::int64_t, ShapeHash>;
+
+    static void count(const TensorHeader& A, Counts& counts) {
+        CountedShape shape{};
         shape[0] = A.type_bits / 8;
-        if (counts_.size() < kMostShapes) {
+        if (counts.size() < kMostShapes) {
             shape[1] = A.dimensions;
             std::memcpy(&shape[2], A.shape, sizeof(std::int64_t) * A.dimensions);
         }
-        ++counts_[shape];
+        ++counts[shape];
     }
 
     // Truth of a new reference, which is released; -1 for a Python error.
@@ -334,10 +400,10 @@ private:
 
     Settings set_;
     int (*read_header_)(void*, TensorHeader*);
-    nb::object requires_grad_, raw_repr_, current_, level_;
+    nb::object requires_grad_, raw_repr_, current_, level_, left_, unitriangular_;
     nb::object choice_;
     bool is_chosen_ = false, takes_always_ = false;
-    std::unordered_map<Shape, std::int64_t, ShapeHash> counts_;
+    Counts passed_on_, taken_;
 };
 
 PyObject* call_gate(PyObject* self, PyObject* arguments, PyObject* options) {
@@ -364,9 +430,17 @@ PyType_Slot gate_slots[] = {{Py_tp_call, reinterpret_cast<void*>(call_gate)},
 void bind_gate(nb::module_& m) {
     // torch's dispatcher holds the gates that are installed until the process ends.
     nb::set_leak_warnings(false);
+    m.def("bind_torch_calls", &bind_torch_calls);
+    m.def("register_solve_triangular", &register_solve_triangular);
+    nb::class_<TorchCall>(m, "TorchCall")
+        .def(nb::init<nb::handle>())
+        .def("__call__", [](const TorchCall& self, bool is_long, nb::args arguments, nb::kwargs options) {
+            PyObject* const result = self.call(nullptr, arguments.ptr(), 0, options.ptr(), is_long);
+            return result ? nb::steal(result) : nb::none();
+        });
     nb::class_<CallGate>(m, "CallGate", nb::type_slots(gate_slots))
         .def(nb::init<nb::dict>())
-        .def("counts", &CallGate::counts)
+        .def("counts", &CallGate::counts, nb::arg("taken"))
         .def("clear_counts", &CallGate::clear_counts);
 }
 

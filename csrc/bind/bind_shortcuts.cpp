@@ -27,14 +27,6 @@ namespace {
 
 using plan::small_product;
 
-// Calls body(T{}) for the dtype of an operand, with the lock released if the work is worth it.
-template <class F>
-auto compute(const TensorOperand& operand, double operations_per_item, F body) {
-    if (operand.count * operations_per_item <= double(plan::locked_operations)) return with_type(operand.item_size, body);
-    nb::gil_scoped_release unlocked;
-    return with_type(operand.item_size, body);
-}
-
 bool have_one_kind(const TensorOperand& A, const TensorOperand& B) {
     return A.item_size == B.item_size && A.is_single == B.is_single && A.count == B.count;
 }

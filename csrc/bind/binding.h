@@ -41,5 +41,6 @@ void bind_gate(nb::module_& m);
 void bind_contention(nb::module_& m);
 void bind_shortcuts(nb::module_& m);
 void bind_device_shortcuts(nb::module_& m);
+void bind_translation(nb::module_& m);
 
 }  // namespace lapgrad::binding

@@ -100,11 +100,15 @@ NewTensor find_memory(PyObject* tensor) {
     return result;
 }
 
-// Allocates by torch's C functions. Returns no tensor if one of them reports an error.
-NewTensor allocate_by_function(const TorchFunctions& torch, const Sizes& sizes, std::int32_t dtype) {
+// Allocates by torch's C functions, matrices by columns if asked to. Returns no tensor if one of them reports an error.
+NewTensor allocate_by_function(const TorchFunctions& torch, const Sizes& sizes, std::int32_t dtype, bool by_columns = false) {
     std::int64_t strides[3];
     std::int64_t step = 1;
     for (std::int64_t d = sizes.ndim - 1; d >= 0; step *= sizes.sizes[d--]) strides[d] = step;
+    if (by_columns) {
+        strides[sizes.ndim - 2] = 1;
+        strides[sizes.ndim - 1] = sizes.sizes[sizes.ndim - 2];
+    }
     void *handle = nullptr, *data = nullptr;
     if (torch.empty_strided(sizes.ndim, sizes.sizes, strides, dtype, cpu_number, 0, &handle) != 0) return {};
     PyObject* const tensor = torch.get_data(handle, &data) == 0 ? torch.wrap(handle) : nullptr;
@@ -288,6 +292,11 @@ NewTensor allocate_matrix(const TensorOperand& like, index_t rows, index_t cols)
 NewTensor allocate_vector(const TensorOperand& like, index_t size) { return allocate(like, {size}); }
 
 NewTensor allocate_scalar(const TensorOperand& like) { return allocate(like, {}); }
+
+NewTensor allocate_by_columns(const TensorOperand& like, index_t rows, index_t cols) {
+    if (!torch_functions.wrap) return {};
+    return allocate_by_function(torch_functions, Sizes(like, {rows, cols}), like.item_size == 4 ? float32_number : float64_number, true);
+}
 
 NewTensor allocate_status(const TensorOperand& like) {
     const Sizes sizes(like, {});

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "base/plan.h"
 #include "base/view.h"
 #include "bind/binding.h"
 
@@ -105,5 +106,15 @@ NewTensor allocate_vector(const TensorOperand& like, index_t size);
 NewTensor allocate_scalar(const TensorOperand& like);
 // The same for a status per item, int32.
 NewTensor allocate_status(const TensorOperand& like);
+// The same for matrices that are stored by columns. Returns no tensor if this torch has no function for it.
+NewTensor allocate_by_columns(const TensorOperand& like, index_t rows, index_t cols);
+
+// Calls body(T{}) for the dtype of an operand, with the lock released if the work is worth it.
+template <class F>
+auto compute(const TensorOperand& operand, double operations_per_item, F body) {
+    if (operand.count * operations_per_item <= double(plan::locked_operations)) return with_type(operand.item_size, body);
+    nb::gil_scoped_release unlocked;
+    return with_type(operand.item_size, body);
+}
 
 }  // namespace lapgrad::binding

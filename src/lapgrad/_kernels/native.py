@@ -62,6 +62,21 @@ def make_call_gate(options: dict[str, Any]) -> Any:
         return None
 
 
+def bind_torch_calls(names: dict[str, Any]) -> bool:
+    """Prepare gates for calls of torch's kernels by address, see csrc/bind/torch_calls.h."""
+    return core is not None and bool(core.bind_torch_calls(names))
+
+
+def make_torch_call(described: dict[str, Any]) -> Any:
+    """Returns a function that calls a kernel of torch, see csrc/bind/torch_calls.h."""
+    return core.TorchCall(described)
+
+
+def register_solve_triangular(names: dict[str, Any]) -> bool:
+    """Register torch's kernel under another key, see csrc/bind/torch_calls.h."""
+    return bool(core.register_solve_triangular(names))
+
+
 def describe() -> dict[str, Any]:
     """Return whether the core is used, its instruction set and its thresholds, for ``lapgrad info``."""
     if not available():

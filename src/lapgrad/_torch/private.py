@@ -177,6 +177,64 @@ def _find_functions_of_torch() -> dict[str, int]:
     return found if len(found) == len(addresses) + len(keys) else {}
 
 
+@functools.cache
+def _open_library() -> ctypes.CDLL:
+    """torch's Python module, which has loaded all libraries of torch."""
+    return ctypes.CDLL(_C.__file__)
+
+
+def find_function(symbol: str) -> int | None:
+    """The address of a function of torch's libraries by its name there; None if it is not found."""
+    try:
+        return ctypes.cast(getattr(_open_library(), symbol), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+#: What csrc/bind/torch_calls.cpp uses of torch, by the name in a library.
+_FUNCTIONS_FOR_CALLS = {
+    "wrap": _FUNCTIONS_OF_TORCH["wrap"],
+    "delete_tensor": _FUNCTIONS_OF_TORCH["delete_tensor"],
+    "begin_exclusion": "_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE",
+    "end_exclusion": "_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev",
+}
+
+#: The keys under which torch records gradients and tracks views: its kernels run without them.
+_KEYS_OF_AUTOGRAD = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
+
+
+#: Releases of torch whose kernels may be called by address: those that the tests of ``accelerate`` have run on.
+#: The name of a C++ function holds the types of its parameters, but not that of its result.
+_RELEASES_FOR_CALLS = ("2.13",)
+
+
+def may_call_by_address() -> bool:
+    """Whether calls of torch's kernels by address were tested with this release of torch."""
+    return ".".join(torch.__version__.split(".")[:2]) in _RELEASES_FOR_CALLS
+
+
+def find_names_for_calls() -> dict[str, Any] | None:
+    """What the core needs to call kernels of torch (csrc/bind/torch_calls.h); None if torch lacks it.
+
+    None also for releases of torch on which such calls were not tested.
+    """
+    if not may_call_by_address():
+        return None
+    tensor = torch.empty((), device="cpu")
+    found: dict[str, Any] = {name: find_function(symbol) for name, symbol in _FUNCTIONS_FOR_CALLS.items()}
+    keys: list[Any] = [getattr(_C.DispatchKey, name, None) for name in _KEYS_OF_AUTOGRAD]
+    data = getattr(tensor, "_cdata", None)
+    if None in (*found.values(), *keys, data) or not hasattr(_C.DispatchKeySet, "raw_repr"):
+        return None
+    excluded = functools.reduce(lambda all_keys, key: all_keys | _C.DispatchKeySet(key).raw_repr(), keys, 0)
+    return found | {
+        "excluded": excluded,
+        "tensor": tensor,
+        "data_of_tensor": data,
+        "size_of_tensor": Tensor.__basicsize__,
+    }
+
+
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any]) -> None:
     """Registers the shapes of an operator's results, as ``torch.library.register_fake`` does.
 
@@ -223,15 +281,30 @@ def find_keys_of_composite(operator: str, device: str) -> Any:
     ``out=``: it allocates the results and calls that overload. It is found under the key of such a backend.
     With these keys a call bypasses an override at the key of ``device``. None where there is no such kernel.
     """
-    unused, composite = "VE", "CompositeExplicitAutogradNonFunctional"
+    composite = "CompositeExplicitAutogradNonFunctional"
     name = f"aten::{operator}"
     has_kernel = getattr(_C, "_dispatch_has_kernel_for_dispatch_key", None)
-    if device != "cpu" or has_kernel is None or not hasattr(_C.DispatchKey, unused):
+    if device != "cpu" or has_kernel is None or not hasattr(_C.DispatchKey, UNUSED_BACKEND):
         return None
-    if not has_kernel(name, composite) or has_kernel(name, unused):
+    if not has_kernel(name, composite) or has_kernel(name, UNUSED_BACKEND):
         return None
+    return keys_of_unused_backend()
+
+
+#: The key of a backend that no program uses.
+UNUSED_BACKEND = "VE"
+
+
+def keys_of_unused_backend() -> Any:
+    """The keys of an ordinary CPU tensor, and that of ``UNUSED_BACKEND``, whose kernels come first."""
     keys = _C.DispatchKeySet(_C.DispatchKey.CPU) | _C.DispatchKeySet(_C.DispatchKey.AutogradCPU)
-    return keys | _C.DispatchKeySet(getattr(_C.DispatchKey, unused))
+    return keys | _C.DispatchKeySet(getattr(_C.DispatchKey, UNUSED_BACKEND))
+
+
+def has_kernel_of_unused_backend(operator: str) -> bool:
+    """Whether ``operator`` has a kernel, of its own or composite, under ``UNUSED_BACKEND``."""
+    has_kernel = getattr(_C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
+    return has_kernel is None or bool(has_kernel(f"aten::{operator}", UNUSED_BACKEND))
 
 
 def is_plain_call(keys: Any, plain: int) -> bool:

@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define
 from lapgrad._translation._results import allocate_column_major, allocate_status
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import potrf as _potrf
+
+_take_shortcut = make_shortcut("cholesky_by_columns")
+_take_status = make_shortcut("status_of_success")
 
 
 def compute_cholesky_ex(
@@ -42,7 +46,8 @@ def record_cholesky_ex_eagerly(
     """``record_cholesky_ex`` for plain eager calls, with less overhead."""
     if A.is_cpu:
         try:
-            return _record_definite(A, upper), allocate_status(A)
+            L = _record_definite[upper](A)
+            return L, _make_status(A)
         except _NotPositiveDefiniteError:
             pass
     return record_cholesky_ex(A, upper=upper, check_errors=check_errors)
@@ -66,7 +71,7 @@ def record_cholesky_eagerly(A: Tensor, upper: bool = False) -> Tensor:
     """``record_cholesky`` for plain eager calls, with less overhead."""
     if A.is_cpu:
         try:
-            factor: Tensor = _record_definite(A, upper)
+            factor: Tensor = _record_definite[upper](A)
             return factor
         except _NotPositiveDefiniteError:
             pass
@@ -77,33 +82,40 @@ class _NotPositiveDefiniteError(Exception):
     """A matrix has no Cholesky factor; the caller then computes status and partial results by torch."""
 
 
-def _factor_definite(ctx: Any, A: Tensor, upper: bool) -> Tensor:
-    """The forward of a ``Function`` for matrices that have a factor."""
-    n = A.shape[-1]
-    L = allocate_column_major(A, n, n)
-    if lookup("potrf", A)(L, A, not upper, None) is not None:
-        raise _NotPositiveDefiniteError
-    ctx.save_for_backward(L)
-    ctx.upper = upper
-    ctx.set_materialize_grads(False)
-    return L
+def _make_function(upper: bool) -> Any:
+    """``apply`` of a ``Function`` of one matrix, or a batch, that has a factor."""
+
+    def forward(ctx: Any, A: Tensor) -> Tensor:
+        L: Tensor | None = _take_shortcut(A, upper)
+        if L is None:
+            n = A.shape[-1]
+            L = allocate_column_major(A, n, n)
+            if lookup("potrf", A)(L, A, not upper, None) is not None:
+                raise _NotPositiveDefiniteError
+        ctx.save_for_backward(L)
+        return L
+
+    def backward(ctx: Any, gL: Tensor) -> Tensor:
+        gA: Tensor = _potrf.operator_vjp.call(*ctx.saved_tensors, gL, None, not upper)
+        return gA
+
+    return _torch_private.make_single_level_function("linalg_cholesky_ex", forward=forward, backward=backward)
 
 
-def _pull_back_definite(ctx: Any, gL: Tensor | None) -> tuple[Tensor | None, None]:
-    if gL is None:
-        return None, None
-    (L,) = ctx.saved_tensors
-    return _potrf.operator_vjp.call(L, gL, None, not ctx.upper), None
-
-
-_record_definite: Any = None
+#: With the lower triangle, and with the upper one: a flag would have to be passed and kept.
+_record_definite: tuple[Any, ...] = ()
 if _torch_private.AVAILABLE:
-    _record_definite = _torch_private.make_single_level_function(
-        "linalg_cholesky_ex", forward=_factor_definite, backward=_pull_back_definite
-    )
+    _record_definite = _make_function(upper=False), _make_function(upper=True)
+
+
+def _make_status(A: Tensor) -> Tensor:
+    info: Tensor | None = _take_status(A)
+    return allocate_status(A) if info is None else info
 
 
 def _factor(A: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
+    if A.is_cpu and not is_compiling() and (factor := _take_shortcut(A, upper)) is not None:
+        return factor, _make_status(A)
     n = A.shape[-1]
     L, info = allocate_column_major(A, n, n), allocate_status(A)
     if A.is_cuda:

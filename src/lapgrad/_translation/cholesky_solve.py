@@ -12,12 +12,17 @@ from lapgrad._kernels.table import lookup
 from lapgrad._translation._results import allocate_column_major
 from lapgrad._translation._torch_kernels import run_torch
 
+#: With this few right-hand sides and these orders torch is faster on a CPU: too large for the kernel that has
+#: one matrix per lane, too small for blocks.
+_FEW_COLUMNS, _ORDERS_OF_TORCH = 4, range(25, 33)
+
 
 def compute_cholesky_solve(B: Tensor, L: Tensor, upper: bool) -> Tensor:
     """X = (L L^T)^-1 B, or (R^T R)^-1 B, column-major; leading dimensions are equal."""
-    X = allocate_column_major(B, *B.shape[-2:])
-    if lookup("cho_solve", B)(X, L, B, not upper) is None:
-        return X
+    if not (B.is_cpu and B.shape[-1] <= _FEW_COLUMNS and L.shape[-1] in _ORDERS_OF_TORCH):
+        X = allocate_column_major(B, *B.shape[-2:])
+        if lookup("cho_solve", B)(X, L, B, not upper) is None:
+            return X
     solution: Tensor = run_torch("_cholesky_solve_helper", B, L, upper)
     return solution
 

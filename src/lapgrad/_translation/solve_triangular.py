@@ -3,8 +3,9 @@ infinities, as in torch."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,16 +15,21 @@ from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import layout as _layout
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define
+from lapgrad._translation import _torch_functions
 from lapgrad._translation._results import allocate_column_major_batch
 from lapgrad._translation._torch_kernels import run_torch
 from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 
 #: With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is
-#: faster than the core, and only the gradient gains.
+#: faster than the core, and only the gradient gains. The shortcut has the same numbers.
 _FEW_COLUMNS, _LARGEST_SMALL_ORDER = 4, 32
 
-_take_shortcut = make_shortcut("trsm")
+#: While larger triangles than this are solved with, other threads of Python may run.
+_LONG = 10_000
+
+_take_vjp = make_shortcut("solve_triangular_vjp")
+_solve_by_columns = make_shortcut("solve_triangular_by_columns")
 
 
 def compute_solve_triangular(
@@ -48,7 +54,8 @@ def record_solve_triangular_eagerly(
 ) -> Tensor:
     """``record_solve_triangular`` for plain eager calls, with less overhead."""
     assert not unitriangular
-    X: Tensor = _record_eagerly(*_expand_to_common_batch(A, B), upper, left)
+    A, B = _expand_to_common_batch(A, B)
+    X: Tensor = _record_eagerly[upper, left](A, B)
     return X
 
 
@@ -66,6 +73,8 @@ def compute_triangular_solve(
 
 
 def _expand_to_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    if A.dim() == 2 and B.dim() == 2:
+        return A, B
     batch = A.shape[:-2]
     if batch == B.shape[:-2]:
         return A, B
@@ -74,6 +83,8 @@ def _expand_to_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
+    if B.is_cpu and not is_compiling() and (solution := _solve_by_columns(A, B, upper, left)) is not None:
+        return cast(Tensor, solution)
     if B.is_cpu and B.shape[-1 if left else -2] <= _FEW_COLUMNS and A.shape[-1] > _LARGEST_SMALL_ORDER:
         return _solve_by_torch(A, B, upper, left, False)
     X = allocate_column_major_batch(B, B.shape[:-2], *B.shape[-2:])
@@ -83,10 +94,17 @@ def _solve(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
 
 
 def _solve_by_torch(A: Tensor, B: Tensor, upper: bool, left: bool, unitriangular: bool) -> Tensor:
-    X: Tensor = run_torch(
-        "linalg_solve_triangular", A, B, upper=upper, left=left, unitriangular=unitriangular
-    )
+    X: Tensor | None = None
+    if type(A) is Tensor and type(B) is Tensor and B.is_cpu and (call := _find_call()) is not None:
+        X = call(A.numel() > _LONG, A, B, upper=upper, left=left, unitriangular=unitriangular)
+    if X is None:
+        X = run_torch("linalg_solve_triangular", A, B, upper=upper, left=left, unitriangular=unitriangular)
     return X
+
+
+@functools.cache
+def _find_call() -> Any:
+    return _torch_functions.make_call("linalg_solve_triangular")
 
 
 def _fake(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
@@ -98,9 +116,10 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """gB = A^-T gX, and gA = -tri(gB X^T); on the right gB = gX A^-T and gA = -tri(X^T gB)."""
     (A, X), (upper, left) = saved, flags
-    gB = None if is_compiling() else _take_shortcut(A, gX, not upper, True, not left)
-    if gB is None:
-        gB = operator.call(A.mT, gX, not upper, left)
+    both = None if is_compiling() else _take_vjp(A, X if needs[0] else None, gX, upper, left)
+    if both is not None:
+        return both[0], both[1] if needs[1] else None
+    gB = operator.call(A.mT, gX, not upper, left)
     gA = None
     if needs[0]:
         gA = _triangular.compute_triangle_vjp(gB, X, not upper, False, not left, -1.0)
@@ -116,26 +135,28 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: T
     return operator.call(A, -moved if dB is None else dB - moved, upper, left)
 
 
-def _solve_and_save(ctx: Any, A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
-    """The forward of a ``Function`` for plain eager calls."""
-    X = _solve(A, B, upper, left)
-    ctx.save_for_backward(A, X if ctx.needs_input_grad[0] else None)
-    ctx.flags = upper, left
-    ctx.set_materialize_grads(False)
-    return X
+def _make_function(upper: bool, left: bool) -> Any:
+    """``apply`` of a ``Function`` for plain eager calls."""
 
+    def forward(ctx: Any, A: Tensor, B: Tensor) -> Tensor:
+        X = _solve(A, B, upper, left)
+        ctx.save_for_backward(A, X if ctx.needs_input_grad[0] else None)
+        return X
 
-def _pull_back(ctx: Any, gX: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
-    if gX is None:
-        return None, None, None, None
-    return *_vjp(ctx.needs_input_grad[:2], ctx.saved_tensors, ctx.flags, gX), None, None
+    def backward(ctx: Any, gX: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return _vjp(ctx.needs_input_grad, ctx.saved_tensors, (upper, left), gX)
 
-
-_record_eagerly: Any = None
-if _torch_private.AVAILABLE:
-    _record_eagerly = _torch_private.make_single_level_function(
-        "linalg_solve_triangular", forward=_solve_and_save, backward=_pull_back
+    return _torch_private.make_single_level_function(
+        "linalg_solve_triangular", forward=forward, backward=backward
     )
+
+
+#: By (upper, left): flags would have to be passed and kept.
+_record_eagerly: dict[tuple[bool, bool], Any] = {}
+if _torch_private.AVAILABLE:
+    _record_eagerly = {
+        (upper, left): _make_function(upper, left) for upper in (False, True) for left in (False, True)
+    }
 
 _A, _B, _X = 0, 1, 2
 

@@ -22,7 +22,9 @@ How a call travels::
            registry says no   -> torch's own kernel
 
 Before either override stands a gate (``gates``), a compiled function. It passes calls for small matrices on
-to torch without a line of Python, and leaves all others to the Python kernels (``kernels``).
+to torch without a line of Python: torch's kernels are called by address (``_translation._torch_functions``).
+Cholesky factorisations and triangular solves of the usual shapes go straight to the translation. All other
+calls are left to the Python kernels (``kernels``).
 
 The overrides are installed at the first use and removed by ``accelerate.off()``. They are the same for all
 threads. Which operators are in use is read at each call: from a context variable that scopes set, else from

@@ -30,6 +30,9 @@ class TorchKernels:
         record: Records gradients, too; None: gradients are recorded before the gate is reached.
         record_keys: The keys that ``record`` is called with; None: those of the call.
         is_final: ``record`` meets no other gate.
+        direct_compute: ``compute`` by address (``_translation._torch_functions``); None if it is not known.
+        direct_record: ``record`` by address.
+        direct_keys: The keys of ``direct_record``, as an integer.
     """
 
     compute: Kernel
@@ -37,6 +40,9 @@ class TorchKernels:
     record: Kernel | None = None
     record_keys: Any = None
     is_final: bool = True
+    direct_compute: dict[str, Any] | None = None
+    direct_record: dict[str, Any] | None = None
+    direct_keys: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +54,16 @@ class PythonKernels:
         take: For calls without a gradient that are faster in lapgrad; None: ``decide`` has them, too. Gets
             the arguments of the operator.
         take_recorded: The same with a gradient.
+        take_directly: The same as ``take`` for calls of the shape ``Route.shape``, which the gate checks and
+            counts itself; None: ``take`` has them, too.
+        record_directly: The same with a gradient.
     """
 
     decide: Kernel
     take: Kernel | None = None
     take_recorded: Kernel | None = None
+    take_directly: Kernel | None = None
+    record_directly: Kernel | None = None
 
 
 def make_gate(
@@ -89,11 +100,17 @@ def make_gate(
         "decide": by_lapgrad.decide,
         "take": by_lapgrad.take,
         "take_recorded": by_lapgrad.take_recorded,
+        "take_directly": by_lapgrad.take_directly,
+        "record_directly": by_lapgrad.record_directly,
+        "shape": route.shape,
         "compute": by_torch.compute,
         "compute_keys": by_torch.compute_keys,
         "record": by_torch.record,
         "record_keys": by_torch.record_keys,
         "counts_recorded": by_torch.is_final,
+        "direct_compute": by_torch.direct_compute,
+        "direct_record": by_torch.direct_record,
+        "direct_keys": by_torch.direct_keys,
         "is_grad_enabled": torch.is_grad_enabled,
         "forward_level": vars(torch.autograd.forward_ad),
         "plain_keys": _torch_private.backend_keys(device).plain,

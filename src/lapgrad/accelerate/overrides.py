@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import warnings
@@ -9,12 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lapgrad._kernels.table import core_in_use
 from lapgrad._torch import private as _torch_private
-from lapgrad._translation import _torch_kernels
+from lapgrad._translation import _torch_functions, _torch_kernels
 from lapgrad.accelerate import kernels, registry
 from lapgrad.accelerate.choices import Choice
 from lapgrad.accelerate.gates import Kernel, PythonKernels, TorchKernels, make_gate
-from lapgrad.accelerate.routes import ROUTES, Route
+from lapgrad.accelerate.routes import ROUTES, Route, Shape
 from lapgrad.accelerate.statistics import Counts
 
 
@@ -137,24 +139,34 @@ def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Co
     compute = _torch_kernels.find_kernel(route.operator, device).call_boxed
     backend = kernels.make_backend_kernel(route, device, judge, compute, counts)
     take = kernels.make_taking_kernel(route, device, False, backend, counts)
+    direct = _torch_functions.describe_function(route.operator, records=False) if device == "cpu" else None
+    by_torch = TorchKernels(compute, keys.keyset, direct_compute=direct)
+    is_direct = device == "cpu" and route.shape is not Shape.ANY and core_in_use()
+    take_directly = route.compute if is_direct else None
     overrides = [
-        gate(route.operator, keys.backend, TorchKernels(compute, keys.keyset), PythonKernels(backend, take))
+        gate(
+            route.operator, keys.backend, by_torch, PythonKernels(backend, take, take_directly=take_directly)
+        )
     ]
     if route.record is not None:
         record = _find_autograd_kernel(route.operator, keys.autograd)
-        bypass = _torch_private.find_keys_of_composite(route.operator, device)
+        bypass = _torch_functions.find_bypass(route.operator, device)
         autograd = kernels.make_autograd_kernel(route, device, judge, backend, record, counts)
         take_recorded = kernels.make_taking_kernel(
             route, device, True, functools.partial(autograd, keys.plain_keyset), counts
         )
-        overrides.append(
-            gate(
-                route.operator,
-                keys.autograd,
-                TorchKernels(compute, keys.keyset, record, bypass, bypass is not None),
-                PythonKernels(autograd, take, take_recorded),
+        by_torch = TorchKernels(compute, keys.keyset, record, bypass, bypass is not None, direct)
+        if bypass is not None and direct is not None:
+            # Without keys of a bypass, going on from here by keys would lead back to this override.
+            by_torch = dataclasses.replace(
+                by_torch,
+                direct_record=_torch_functions.describe_function(route.operator, records=True),
+                direct_keys=bypass.raw_repr(),
             )
+        by_lapgrad = PythonKernels(
+            autograd, take, take_recorded, take_directly, route.record_eagerly if is_direct else None
         )
+        overrides.append(gate(route.operator, keys.autograd, by_torch, by_lapgrad))
     if route.out is not None:
         # Only at the Autograd key: kernels of torch call each other with out= below it, and these calls need
         # no gate. Calls with out= in inference mode skip that key, and are left to torch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,14 @@ def _fits_solve(A: Tensor, B: Tensor, **_: Any) -> bool:
     return is_one_each and B.numel() > 0 and lu.is_served_on_device(A)
 
 
+class Shape(enum.IntEnum):
+    """Shapes that a gate checks itself (csrc/bind/bind_gate.cpp), so that ``serves`` need not be asked."""
+
+    ANY = 0
+    SQUARE = 1
+    TRIANGLE = 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Route:
     """One operator of torch's dispatcher and its translation.
@@ -100,6 +109,7 @@ class Route:
         must: Whether lapgrad has to compute it, whatever is faster, because torch's kernel is wrong.
         safe_order: ``must`` holds for no batch of this order or a smaller one.
         devices: Where.
+        shape: Of calls that ``compute`` and ``record_eagerly`` serve on a CPU without calling torch.linalg.
     """
 
     name: str
@@ -116,6 +126,7 @@ class Route:
     safe_order: int | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
     record_eagerly: Callable[..., Any] | None = None
+    shape: Shape = Shape.ANY
 
 
 ROUTES = (
@@ -126,6 +137,7 @@ ROUTES = (
         cholesky.record_cholesky_ex,
         ("L", ("L", "info")),
         record_eagerly=cholesky.record_cholesky_ex_eagerly,
+        shape=Shape.SQUARE,
     ),
     # With out= it calls itself without.
     Route(
@@ -134,6 +146,7 @@ ROUTES = (
         cholesky.compute_cholesky,
         cholesky.record_cholesky,
         record_eagerly=cholesky.record_cholesky_eagerly,
+        shape=Shape.SQUARE,
     ),
     Route(
         "solve_triangular",
@@ -145,6 +158,7 @@ ROUTES = (
         tensors=2,
         serves=_fits_triangle,
         record_eagerly=solve_triangular.record_solve_triangular_eagerly,
+        shape=Shape.TRIANGLE,
     ),
     Route(
         "solve_triangular",

@@ -82,7 +82,7 @@ class Counts:
         self._gates: list[tuple[str, str, Any]] = []
 
     def add_gate(self, operator: str, device: str, gate: Any) -> None:
-        """Include the calls that a gate passes on: it counts them itself."""
+        """Include the calls that a gate counts itself: those passed on, and those taken directly."""
         self._gates.append((operator, device, gate))
 
     def cell(
@@ -101,10 +101,11 @@ class Counts:
         """Yield what was counted since the last ``clear``, and how often."""
         found = {key: cell[0] for key, cell in self._cells.copy().items() if cell[0]}
         for operator, device, gate in self._gates:
-            for item_size, shape, calls in gate.counts():
-                dtype = torch.float64 if item_size == torch.float64.itemsize else torch.float32
-                key = operator, SMALL, device, dtype, shape
-                found[key] = found.get(key, 0) + calls
+            for reason, taken in ((SMALL, False), (TAKEN, True)):
+                for item_size, shape, calls in gate.counts(taken=taken):
+                    dtype = torch.float64 if item_size == torch.float64.itemsize else torch.float32
+                    key = operator, reason, device, dtype, shape
+                    found[key] = found.get(key, 0) + calls
         return list(found.items())
 
     def clear(self) -> None:
