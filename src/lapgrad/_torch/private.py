@@ -203,8 +203,8 @@ _FUNCTIONS_FOR_CALLS = {
 _KEYS_OF_AUTOGRAD = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
 
 
-#: Releases of torch whose kernels may be called by address: those that the tests of ``accelerate`` have run on.
-#: The name of a C++ function holds the types of its parameters, but not that of its result.
+#: Releases of torch whose kernels may be called by address: those that the tests of ``accelerate`` have run
+#: on. The name of a C++ function holds the types of its parameters, but not that of its result.
 _RELEASES_FOR_CALLS = ("2.13",)
 
 
