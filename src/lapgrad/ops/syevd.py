@@ -83,7 +83,7 @@ def syevd(
     Args:
         A: (*batch, n, n), symmetric. Only the named triangle is read.
         lower: Read the lower triangle, else the upper one.
-        degeneracy: What stands for 1 / gap in the gradient where the gap between two eigenvalues closes.
+        degeneracy: What replaces 1 / gap in the gradient where the gap between two eigenvalues closes.
             "mask": 0 for gaps up to the threshold; also 0 for gaps up to eps^(1/4) of the largest
             |eigenvalue| where the entry of gU U^T - U gU^T that is divided is only rounding. "lorentz":
             gap / (gap^2 + threshold^2). "clamp": gaps are at least the threshold, and rounding errors are
