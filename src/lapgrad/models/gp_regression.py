@@ -62,7 +62,8 @@ class GPRegression(
 ):
     """Exact Gaussian process regression with noise: learns hyper-parameters by the marginal likelihood.
 
-    Value and gradient of the loss take n³ flops, and two to three n² buffers; on a GPU little more than one.
+    Value and gradient of the loss take n³ flops, and two to three n² buffers (six of up to 4 MB each); on a
+    GPU little more than one.
 
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
@@ -215,11 +216,11 @@ class GPRegression(
             starts: From how many hyper-parameters to start: those of the model, and others drawn around
                 them. They are learned together, as one batch, and those that fall behind are given up; the
                 best one is learned to the end. 1: those of the model only. None: those of the model, and
-                (unless ``steps``, ``callback`` or networks are given) a second start, found on some of the
-                rows.
+                (unless ``steps``, ``callback`` or networks are given) a second start, if one is ahead on some
+                of the rows.
             criterion: "likelihood" (``loss()``), "leave-one-out" (``loo_loss()``), or "regularised": the
                 likelihood, times a weak prior of lengthscales if there is one per dimension, around the
-                deviations of inputs; other data are then predicted better. ``set_prior`` replaces it.
+                deviations of inputs times a common factor; other data are then predicted better. ``set_prior`` replaces it.
             generator: Source of random numbers for the starts, or a seed; None: torch's own.
             **options: See ``Model.fit``, also for the result and for errors.
 

@@ -188,7 +188,7 @@ def race_starts(model: Any, starts: Tensor, stages: Sequence[Stage]) -> Point | 
     """Return where the best of several searches has come on the model's data; None: none can be evaluated."""
     scales = get_scales(model, [p for p in model.parameters() if p.requires_grad])
     found = race_searches(BatchedLoss(model), starts / scales, stages, _ROUNDING)
-    return found[0]._replace(x=found[0].x * scales) if found else None
+    return Point(found[0].x * scales, found[0].value, found[0].gradient) if found else None
 
 
 def take_rows(model: Any, rows: Tensor) -> Any:

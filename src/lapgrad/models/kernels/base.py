@@ -424,7 +424,8 @@ def _evaluate(
             kernel.matrix, scalars, F, G, noise_var, lower_only, express=kernel.express
         )
     matrix = functools.partial(kernel.evaluate_matrix, near=near) if near else kernel.matrix
-    in_blocks = kernel.pure and (noise_var is not None or _blocks.is_worthwhile(rows, columns))
+    # A matrix of one block takes less time if what its gradient needs is kept.
+    in_blocks = kernel.pure and _blocks.is_worthwhile(X.shape[:-2].numel() * rows, columns)
     if in_blocks and skips_dispatcher(_blocks.flatten_tree((scalars, F, () if G is None else G))):
         return _blocks.evaluate_in_blocks(matrix, scalars, F, G, noise_var, lower_only)
     K = matrix(scalars, F, G)

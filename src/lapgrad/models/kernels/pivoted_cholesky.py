@@ -128,7 +128,8 @@ class _LargeFactor(torch.autograd.Function):
         L, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives: by operators, with all that they keep
             X, *parameters = tensors
-            again = _differentiate(ctx.kernel._replace(parameters=tuple(parameters)), X, ctx.pivots)
+            kernel = KernelFunction(ctx.kernel.matrix, ctx.kernel.diagonal, tuple(parameters))
+            again = _differentiate(kernel, X, ctx.pivots)
             wanted = [tensor for tensor in tensors if tensor.requires_grad]
             found = iter(
                 torch.autograd.grad(
