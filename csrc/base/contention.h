@@ -21,7 +21,7 @@ constexpr nanoseconds late_join = millisecond;
 constexpr nanoseconds late_join_factor = 3;
 // So many late joins, each within this time of the one before, are contention. Fewer may be a program that woke up for a moment, such
 // as a progress bar: on one thread the calls of the next tenth of a second would take twice as long for it.
-constexpr int fewest_late_joins = 3;
+constexpr std::int64_t fewest_late_joins = 3;
 constexpr nanoseconds late_join_memory = 100 * millisecond;
 // A thread that was taken off its core at least `fewest_preemptions` times, and once per `preemption_period` of the time that it
 // ran, shares the core with another program: the scheduler changes between them every 3 to 10 ms. The kernel's own work and

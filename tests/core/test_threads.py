@@ -140,7 +140,7 @@ def test_no_second_pool() -> None:
     code = """
 import os, torch, lapgrad
 from sized import FLAGS, sample
-from samples import OPERATORS, joined
+from samples import OPERATORS, join_results
 torch.set_num_threads(2)
 X = torch.randn(400, 400, dtype=torch.float64)
 (X @ X).requires_grad_().sum().backward()
@@ -150,7 +150,7 @@ for name in FLAGS:
     for n, batch in ((400, ()), (200, (3,)), (10, (500,))):
         args = [arg.requires_grad_() for arg in sample(name, n, {}, batch=batch).args]
         result = OPERATORS[name].fn(*args)
-        result = joined(result)
+        result = join_results(result)
         result.sum().backward()
 print(warm, len(os.listdir("/proc/self/task")), lapgrad._kernels.cpu.core.threads())
 """

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lapgrad._kernels.table import core_in_use
+from lapgrad._kernels.table import is_core_in_use
 from lapgrad._torch import private as _torch_private
 from lapgrad._translation import _torch_functions, _torch_kernels
 from lapgrad.accelerate import kernels, registry
@@ -141,7 +141,7 @@ def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Co
     take = kernels.make_taking_kernel(route, device, False, backend, counts)
     direct = _torch_functions.describe_function(route.operator, records=False) if device == "cpu" else None
     by_torch = TorchKernels(compute, keys.keyset, direct_compute=direct)
-    is_direct = device == "cpu" and route.shape is not Shape.ANY and core_in_use()
+    is_direct = device == "cpu" and route.shape is not Shape.ANY and is_core_in_use()
     take_directly = route.compute if is_direct else None
     overrides = [
         gate(

@@ -220,7 +220,8 @@ class GPRegression(
                 of the rows.
             criterion: "likelihood" (``loss()``), "leave-one-out" (``loo_loss()``), or "regularised": the
                 likelihood, times a weak prior of lengthscales if there is one per dimension, around the
-                deviations of inputs times a common factor; other data are then predicted better. ``set_prior`` replaces it.
+                deviations of inputs times a common factor; other data are then predicted better.
+                ``set_prior`` replaces it.
             generator: Source of random numbers for the starts, or a seed; None: torch's own.
             **options: See ``Model.fit``, also for the result and for errors.
 
