@@ -223,7 +223,7 @@ def test_wrong_peers_are_named(text, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["bench", "ops", "--peer", text])
     assert stop.value.code == 2
-    assert f"{text!r} is no peer" in capsys.readouterr().err
+    assert f"{text!r} is not a peer" in capsys.readouterr().err
 
 
 def test_a_library_is_named_once(capsys):

@@ -69,7 +69,7 @@ def test_version(capsys):
     ("arguments", "message"),
     [
         (["bench", "ops", "--ops", "portf"], "'portf' is not one of potrf"),
-        (["bench", "ops", "--batches", "8xx8"], "'8xx8' is no shape"),
+        (["bench", "ops", "--batches", "8xx8"], "'8xx8' is not a shape"),
         (["bench", "ops", "--dtypes", "float16"], "'float16' is not one of"),
         (["bench", "ops", "--threads", "0"], "'0' is not a list of thread counts"),
         (["bench"], "required: topic"),
