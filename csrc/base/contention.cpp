@@ -42,7 +42,7 @@ void look_for_preemptions(nanoseconds now) {
     if (now - last.time <= oldest_reading) {
         const std::int64_t preemptions = here.preemptions - last.preemptions;
         // Few preemptions in a short time say little: they are counted together with those of the next reading.
-        if (preemptions > 0 && preemptions < fewest_preemptions && here.running - last.running < fewest_preemptions * preemption_period) return;
+        if (preemptions > 0 && preemptions < fewest_preemptions && here.running - last.running < preemption_period) return;
         governor().report_preemptions(now, preemptions, here.running - last.running);
     }
     last = here;

@@ -17,17 +17,14 @@ constexpr nanoseconds millisecond = 1'000'000;
 
 // A join counts as late if it took at least this long, and so many times as long as the caller's own share of the loop: a thread on
 // one of the slower cores of a laptop takes two or three times as long for the same work.
-constexpr nanoseconds late_join = millisecond;
+constexpr nanoseconds late_join = millisecond / 2;
 constexpr nanoseconds late_join_factor = 3;
-// So many late joins, each within this time of the one before, are contention. Fewer may be a program that woke up for a moment, such
-// as a progress bar: on one thread the calls of the next tenth of a second would take twice as long for it.
-constexpr std::int64_t fewest_late_joins = 3;
+// Two late joins within this time are contention; one may be a thread that had to be woken up.
 constexpr nanoseconds late_join_memory = 100 * millisecond;
 // A thread that was taken off its core at least `fewest_preemptions` times, and once per `preemption_period` of the time that it
-// ran, shares the core with another program: the scheduler changes between them every 3 to 10 ms. The kernel's own work and
-// programs that wake up for a moment interrupt a thread tens of times per second, sometimes two or three times in a row.
-constexpr std::int64_t fewest_preemptions = 5;
-constexpr nanoseconds preemption_period = 15 * millisecond;
+// ran, shares the core with another program. The kernel's own work interrupts a thread a few times per second.
+constexpr std::int64_t fewest_preemptions = 2;
+constexpr nanoseconds preemption_period = 25 * millisecond;
 // How long a retreat lasts at first, and at most. It gets twice as long each time that contention is found again within
 // `probation` after its end.
 constexpr nanoseconds shortest_retreat = 100 * millisecond, longest_retreat = 3200 * millisecond, probation = 100 * millisecond;
@@ -50,10 +47,7 @@ class Governor {
     void report_join(nanoseconds now, nanoseconds work, nanoseconds wait) {
         if (wait < late_join || wait < late_join_factor * work) return;
         const nanoseconds before = last_late_join_.exchange(now, std::memory_order_relaxed);
-        const bool continues = before != never && now - before <= late_join_memory;
-        const int count = continues ? late_joins_.load(std::memory_order_relaxed) + 1 : 1;
-        late_joins_.store(count, std::memory_order_relaxed);
-        if (count >= fewest_late_joins) retreat(now);
+        if (before != never && now - before <= late_join_memory) retreat(now);
     }
 
     // Reports that a thread was taken off its core `preemptions` times while it ran for `running`.
@@ -80,7 +74,7 @@ class Governor {
 
     static constexpr int most_halvings = 16;
     std::atomic<nanoseconds> until_{never}, length_{shortest_retreat}, last_late_join_{never};
-    std::atomic<int> halvings_{0}, late_joins_{0};
+    std::atomic<int> halvings_{0};
 };
 
 // The governor of the process.

@@ -104,7 +104,8 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
     }
     const char* const job = U.data ? "V" : "N";
     const WorkspaceSize<T> size(job, n);
-    for_items(A.count, n, [&](index_t b, bool parallel) {
+    const index_t serial_order = plan::serial_order(parallel::threads());
+    for_items(A.count, n, A.count == 1 ? std::min(serial_order, plan::serial_eigen_order) : serial_order, [&](index_t b, bool parallel) {
         T* const lambda = eigenvalues + b * n;
         if (!is_lower_finite<T>(A[b])) {
             info[b] = -1;
