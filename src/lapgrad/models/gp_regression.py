@@ -62,8 +62,7 @@ class GPRegression(
 ):
     """Exact Gaussian process regression with noise: learns hyper-parameters by the marginal likelihood.
 
-    Value and gradient of the loss take n³ flops, and two to three n² buffers (six of up to 4 MB each); on a
-    GPU little more than one.
+    Value and gradient of the loss take n³ flops, and two to three n² buffers of more than 4 MB; on a GPU one.
 
     Args:
         X: (n, d) or (n,), float32 or float64. The model has its device and dtype.
@@ -220,7 +219,8 @@ class GPRegression(
                 of the rows.
             criterion: "likelihood" (``loss()``), "leave-one-out" (``loo_loss()``), or "regularised": the
                 likelihood, times a weak prior of lengthscales if there is one per dimension, around the
-                deviations of inputs times a common factor; other data are then predicted better. ``set_prior`` replaces it.
+                deviations of inputs times a common factor, so that other data are predicted better.
+                ``set_prior`` replaces it.
             generator: Source of random numbers for the starts, or a seed; None: torch's own.
             **options: See ``Model.fit``, also for the result and for errors.
 
