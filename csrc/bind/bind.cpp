@@ -84,6 +84,8 @@ NB_MODULE(_core, m) {
     binding::bind_gate(m);
     binding::bind_contention(m);
     binding::bind_shortcuts(m);
+    lapgrad::binding::bind_gradients(m);
+    lapgrad::binding::bind_statistics(m);
     binding::bind_ways(m);
     m.def("bind_routine", &binding::bind_routine);
     m.def("bind_threads", &binding::bind_threads);

@@ -330,24 +330,6 @@ constexpr Way* kAll[] = {&ways::gemm,         &ways::gemm2,    &ways::gemmt,    
 
 // An operator that has a way and no shortcut on the CPU.
 template <Way& way>
-nb::object take_one(nb::handle a) {
-    PyObject* const all[] = {a.ptr()};
-    return way.is_meant_for(a) ? way.take(all) : nb::none();
-}
-
-template <Way& way>
-nb::object take_two(nb::handle a, nb::handle b) {
-    PyObject* const all[] = {a.ptr(), b.ptr()};
-    return way.is_meant_for(a) ? way.take(all) : nb::none();
-}
-
-template <Way& way>
-nb::object take_three(nb::handle a, nb::handle b, nb::handle c) {
-    PyObject* const all[] = {a.ptr(), b.ptr(), c.ptr()};
-    return way.is_meant_for(a) ? way.take(all) : nb::none();
-}
-
-template <Way& way>
 nb::object take_five(nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e) {
     PyObject* const all[] = {a.ptr(), b.ptr(), c.ptr(), d.ptr(), e.ptr()};
     return way.is_meant_for(a) ? way.take(all) : nb::none();
@@ -372,12 +354,7 @@ void set_ways(nb::dict names) {
 void bind_ways(nb::module_& m) {
     const auto any = nb::arg().none();
     m.def("set_ways", &set_ways);
-    m.def("copyltu_shortcut", &take_two<ways::copyltu>, any, any);
-    m.def("syrk_vjp_shortcut", &take_three<ways::syrk_vjp>, any, any, any);
-    m.def("sumlogdiag_vjp_shortcut", &take_two<ways::sumlogdiag_vjp>, any, any);
     m.def("trsm_again_shortcut", &take_five<ways::trsm_again>, any, any, any, any, any);
-    m.def("potri_vjp_shortcut", &take_three<ways::potri_vjp>, any, any, any);
-    m.def("inverse_vjp_shortcut", &take_two<ways::inverse_vjp>, any, any);
 }
 
 }  // namespace lapgrad::binding
