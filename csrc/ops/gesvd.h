@@ -109,14 +109,40 @@ void complete_rows(View<T> V, index_t filled) {
     }
 }
 
-// Decomposes one item by LAPACK and returns its status. If LAPACK fails, the transpose, for which it takes other steps, is tried. The
-// tall one of both is tried first, because its copy fits into the result.
+// Decomposes a matrix of one row or one column: its length, and the unit vector along it. The zero vector gets the first unit vector.
+template <class T>
+void decompose_vector(View<const T> A, View<T> U, T* S, View<T> V) {
+    const bool is_column = A.cols == 1;
+    const View<const T> a = is_column ? A.t() : A;
+    const T largest = find_largest_entry<T>(a);
+    // Relative to the largest entry, squares neither overflow nor vanish.
+    constexpr index_t chains = 8;
+    T sums[chains] = {}, square = 0;
+    for (index_t j = 0; j < a.cols && largest > T(0); ++j) sums[j % chains] += (a(0, j) / largest) * (a(0, j) / largest);
+    for (const T sum : sums) square += sum;
+    const T length = std::sqrt(square);
+    *S = largest * length;
+    if (!U.data) return;
+    const View<T> direction = is_column ? U : V, one = is_column ? V : U;
+    one(0, 0) = T(1);
+    for (index_t j = 0; j < a.cols; ++j) direction(0, j) = largest > T(0) ? a(0, j) / largest / length : T(j == 0);
+}
+
+// Decomposes one item by LAPACK and returns its status. If LAPACK fails, the transpose, for which it takes other steps, is tried. If the
+// matrix is nearly square, the tall one of both is tried first, because its copy fits into the result.
 template <class T>
 std::int32_t gesvd_item(View<const T> A, View<T> U, T* S, View<T> V, bool parallel) {
     if (!is_finite<T>(A)) return svd_not_finite;
+    if (std::min(A.rows, A.cols) == 1) {
+        decompose_vector<T>(A, U, S, V);
+        if (U.data) fix_signs<T>(U, V, false);
+        return svd_done;
+    }
     const auto plain = [&] { return call_gesdd<T>(A, U, S, V, parallel) == 0; };
     const auto transposed = [&] { return call_gesdd<T>(A.t(), V, S, U, parallel) == 0; };
-    if (!(A.rows >= A.cols ? plain() || transposed() : transposed() || plain())) return svd_not_converged;
+    // LAPACK takes a half to a third of the time for a long matrix if it is tall in its own, column-major order.
+    const bool is_tall = A.rows >= A.cols, is_long = std::max(A.rows, A.cols) >= 2 * std::min(A.rows, A.cols);
+    if (!(is_tall != is_long ? plain() || transposed() : transposed() || plain())) return svd_not_converged;
     if (U.data) fix_signs<T>(U, V, parallel);
     return svd_done;
 }
