@@ -55,8 +55,8 @@ fuzz: environment ## random calls of every operator against references: make fuz
 # Tests that together call every routine of the core; tests/sanitized_core.py makes sure that they do.
 SANITIZED_TESTS := $(addprefix tests/,house/test_fuzz.py::test_fixed_run ops/test_values.py::test_samples \
     ops/test_gradients.py ops/test_layouts.py::test_small_matrices ops/test_layouts.py::test_batches \
-    core/test_packing.py core/test_shortcuts.py core/test_shortcuts_by_columns.py core/test_contention.py \
-    house/test_constants.py accelerate/test_torch_functions.py \
+    core/test_packing.py core/test_shortcuts.py core/test_shortcuts_by_columns.py core/test_gradient_shortcuts.py \
+    core/test_contention.py house/test_constants.py accelerate/test_torch_functions.py \
     core/test_threads.py::test_number_of_threads_is_that_of_torch_at_any_time \
     core/test_threads.py::test_calls_from_many_threads accelerate/test_gates.py \
     cuda/test_large_matrices.py cuda/test_launch.py cuda/kernels/test_gelqf_panels.py cuda/kernels/test_gesvd_polar.py \

@@ -17,4 +17,18 @@ Buffer<T> allocate(index_t count) {
     return Buffer<T>(new T[static_cast<std::size_t>(count)]);
 }
 
+// A contiguous batch of matrices that lives as long as one call.
+template <class T>
+class BatchBuffer {
+  public:
+    BatchBuffer(index_t count, index_t rows, index_t cols)
+        : memory_(allocate<T>(count * rows * cols)), batch_{memory_.get(), count, rows * cols, rows, cols, cols, 1} {}
+    Batch<T> all() const { return batch_; }
+    Batch<const T> readonly() const { return batch_.readonly(); }
+
+  private:
+    Buffer<T> memory_;
+    Batch<T> batch_;
+};
+
 }  // namespace lapgrad

@@ -1,9 +1,12 @@
 #include "base/contention.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 
 namespace lapgrad::contention {
 
@@ -22,16 +25,37 @@ std::atomic<int> most{0};
 thread_local bool keeps_threads = false;
 
 #ifdef RUSAGE_THREAD
-// Preemptions and running time of the calling thread, as counted by the operating system.
+// The file in which the kernel counts how long the calling thread was ready to run and had no core. It is kept open.
+class WaitingTime {
+  public:
+    ~WaitingTime() {
+        if (file_ >= 0) close(file_);
+    }
+    // Returns the time since the thread began, or -1 if this kernel does not count it.
+    nanoseconds read() const {
+        char text[96];
+        const ssize_t length = file_ < 0 ? -1 : pread(file_, text, sizeof text - 1, 0);
+        if (length <= 0) return -1;
+        text[length] = 0;
+        long long running = 0, waiting = 0;
+        return std::sscanf(text, "%lld %lld", &running, &waiting) == 2 ? waiting : -1;
+    }
+
+  private:
+    int file_ = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+};
+
+// Preemptions, running and waiting time of the calling thread, as counted by the operating system.
 struct Reading {
-    nanoseconds time = 0, running = 0;
+    nanoseconds time = 0, running = 0, waiting = -1;
     std::int64_t preemptions = 0;
 
     static Reading take(nanoseconds now) {
+        thread_local const WaitingTime waiting;
         rusage usage{};
         getrusage(RUSAGE_THREAD, &usage);
         const auto convert = [](const timeval& t) { return (t.tv_sec * 1'000'000LL + t.tv_usec) * 1000LL; };
-        return {now, convert(usage.ru_utime) + convert(usage.ru_stime), usage.ru_nivcsw};
+        return {now, convert(usage.ru_utime) + convert(usage.ru_stime), waiting.read(), usage.ru_nivcsw};
     }
 };
 
@@ -43,7 +67,10 @@ void look_for_preemptions(nanoseconds now) {
         const std::int64_t preemptions = here.preemptions - last.preemptions;
         // Few preemptions in a short time say little: they are counted together with those of the next reading.
         if (preemptions > 0 && preemptions < fewest_preemptions && here.running - last.running < preemption_period) return;
-        governor().report_preemptions(now, preemptions, here.running - last.running);
+        // The kernel's own work, and programs that wake up for a moment, preempt a thread as often as another program that
+        // computes, but for microseconds.
+        const bool is_short = here.waiting >= 0 && here.waiting - last.waiting < (here.running - last.running) / shortest_wait_share;
+        governor().report_preemptions(now, is_short ? 0 : preemptions, here.running - last.running);
     }
     last = here;
 }

@@ -19,12 +19,16 @@ constexpr nanoseconds millisecond = 1'000'000;
 // one of the slower cores of a laptop takes two or three times as long for the same work.
 constexpr nanoseconds late_join = millisecond / 2;
 constexpr nanoseconds late_join_factor = 3;
-// Two late joins within this time are contention; one may be a thread that had to be woken up.
-constexpr nanoseconds late_join_memory = 100 * millisecond;
+// Two late joins within this time are contention, if the second one took at least this part (one over it) of the time since the first. One
+// may be a thread that had to be woken up, and two far apart a program that ran for a moment.
+constexpr nanoseconds late_join_memory = 100 * millisecond, late_join_share = 20;
 // A thread that was taken off its core at least `fewest_preemptions` times, and once per `preemption_period` of the time that it
 // ran, shares the core with another program. The kernel's own work interrupts a thread a few times per second.
 constexpr std::int64_t fewest_preemptions = 2;
 constexpr nanoseconds preemption_period = 25 * millisecond;
+// Preemptions count if the thread waited for a core for at least this part (one over it) of the time that it ran. Another program
+// that computes takes half of a core; what the kernel and programs that sleep most of the time take is a few per cent.
+constexpr nanoseconds shortest_wait_share = 4;
 // How long a retreat lasts at first, and at most. It gets twice as long each time that contention is found again within
 // `probation` after its end.
 constexpr nanoseconds shortest_retreat = 100 * millisecond, longest_retreat = 3200 * millisecond, probation = 100 * millisecond;
@@ -47,7 +51,7 @@ class Governor {
     void report_join(nanoseconds now, nanoseconds work, nanoseconds wait) {
         if (wait < late_join || wait < late_join_factor * work) return;
         const nanoseconds before = last_late_join_.exchange(now, std::memory_order_relaxed);
-        if (before != never && now - before <= late_join_memory) retreat(now);
+        if (before != never && now - before <= late_join_memory && wait * late_join_share >= now - before) retreat(now);
     }
 
     // Reports that a thread was taken off its core `preemptions` times while it ran for `running`.

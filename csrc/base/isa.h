@@ -46,6 +46,11 @@ struct Kernels {
                           void* scratch);
     void (*lane_product)(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin,
                          index_t end, void* scratch);
+    // D := alpha A B + beta C, or with `symmetrise` alpha (A + A') B + beta C, of at most lane_product_elements numbers each.
+    void (*lane_gemm)(T alpha, Batch<const T> A, bool symmetrise, Batch<const T> B, T beta, Batch<const T> C, Batch<T> D,
+                      index_t begin, index_t end, void* scratch);
+    // out[item - begin] := sum_i log |a_ii|; NaN for an item with an entry that is zero or not finite.
+    void (*lane_sum_logs)(Batch<const T> A, double* out, index_t begin, index_t end);
     // X := (L L')^-1 A.
     void (*lane_cho_solve)(Batch<const T> L, Batch<const T> A, Batch<T> X, index_t begin, index_t end, void* scratch);
     // The inverse from the factor with its update (see PotriUpdate in potri.h; X has at most lane_limit columns), and its reverse.
@@ -70,6 +75,9 @@ struct Kernels {
                          index_t begin, index_t end, void* scratch);
     void (*lane_inverse_vjp)(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t begin, index_t end,
                              void* scratch);
+    // X := A^-1 B, or A^-T B, and the factors of A with pivots as in gesv.h; from the factors if A is without data.
+    void (*lane_gesv)(Batch<const T> A, Batch<const T> B, Batch<T> X, bool transposed, Batch<T> F, std::int32_t* pivots,
+                      std::int32_t* status, index_t begin, index_t end, void* scratch);
     // See lane_syevd.h. lane_syevd takes orders up to lane_eigen_limit.
     void (*lane_syevd)(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* info, index_t begin, index_t end,
                        void* scratch);

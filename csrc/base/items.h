@@ -39,10 +39,30 @@ void for_items(index_t count, index_t order, F body) {
     for_items(count, order, plan::serial_order(parallel::threads()), body);
 }
 
+// Calls body(first, number) for parts of a batch whose intermediate results, `elements` numbers per item, stay within the cache. Parts run
+// in parallel; a batch that is one part runs with all threads at the disposal of the body.
+template <class F>
+void for_parts(index_t count, index_t elements, F body) {
+    const index_t size = std::max<index_t>(1, plan::cached_elements / std::max<index_t>(1, elements));
+    if (count <= size || !blas::serial_in_parallel_region) return body(index_t(0), count);
+    parallel::for_ranges(count, size, [&](index_t begin, index_t end) {
+        const blas::OneThread alone(true);
+        for (index_t first = begin; first < end; first += size) body(first, std::min(size, end - first));
+    });
+}
+
 // Whether a batch is computed with one matrix per lane. Items must be dense, because they are loaded by transposition.
 template <class T, class... Batches>
 bool fits_lanes(index_t count, index_t order, const Batches&... batches) {
     return count > 1 && order <= plan::lane_order<T>() && (batches.dense() && ...);
+}
+
+// The same for products of m x k and k x n matrices, which may have one long side.
+template <class T, class... Batches>
+bool fits_product_lanes(index_t count, index_t m, index_t n, index_t k, const Batches&... batches) {
+    const index_t most = plan::lane_order<T>();
+    return count > 1 && m * n * k <= most * most * most && std::max(m * n, std::max(m * k, k * n)) <= isa::lane_product_elements &&
+           (batches.dense() && ...);
 }
 
 // Calls body(begin, end) for ranges of items that are whole vectors, in parallel where the work is worth it.

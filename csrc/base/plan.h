@@ -22,12 +22,15 @@ constexpr index_t product_limit = 256;
 constexpr index_t lane_limit = 32;
 // Largest order of the eigenvalue kernel, which holds only two matrices per lane.
 constexpr index_t lane_eigen_limit = 64;
+// Most numbers in an operand, or in the result, of a product on lanes.
+constexpr index_t lane_product_elements = 2 * lane_limit * lane_limit;
 // Rows that the leaf of the LQ factorisation reduces: enough independent sums to hide the latency of an addition.
 constexpr index_t lq_leaf = 8;
 
 // Size of the scratch buffer that a kernel receives (one per thread): numbers for leaves and products, bytes for lanes.
 constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
 constexpr index_t lane_scratch_bytes = 9 * lane_limit * lane_limit * 64 + 64;
+static_assert(lane_scratch_bytes >= 4 * lane_product_elements * 64 + 64);
 static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limit * 64 + 64);
 
 // Independent sums that a lane kernel computes at a time, to hide the latency of an addition.
@@ -49,6 +52,8 @@ namespace lapgrad::plan {
 constexpr index_t strip_rows = 32;
 // A memory pass over fewer elements runs on the calling thread.
 constexpr index_t parallel_elements = 1 << 15;
+// Numbers of intermediate results that stay within the cache of a core.
+constexpr index_t cached_elements = 1 << 14;
 // The least number of arithmetic operations that is worth a task for another thread.
 constexpr index_t parallel_operations = 20000;
 // Multiplications from which on a product with one long side is shared among the threads.
@@ -78,10 +83,19 @@ constexpr index_t pivoted_block = 64, few_columns_share = 8;
 constexpr index_t small_svd_side = 8, svd_group_cost = 4;
 // Up to this many operations a shortcut keeps the interpreter lock: releasing and acquiring it would take longer.
 constexpr index_t locked_operations = 50000;
-// Multiplications up to which a shortcut computes a product by the core's own kernel, and up to which it computes a batch of them.
-constexpr index_t small_product = 8000;
+// Multiplications up to which one product is computed by the core's own kernel, and up to which each of a batch. Above, BLAS has threads
+// for one, and torch's batches are as fast. Time of torch.bmm divided by that of the core (AMD EPYC, 1 thread, float64 / float32): orders
+// 26 to 48 1.4 to 2.7 / 1.4 to 2.2.
+constexpr index_t small_product = 48 * 48 * 48, batched_product = 128 * 128 * 128;
 // Up to this many bytes of a row of A both triangles of A A' are computed: copying one would take longer.
 constexpr index_t short_sum_bytes = 64;
+// Rows and columns of a product up to which, and length of its sums from which on, its entries are summed one by one.
+constexpr index_t few_sums = 4, long_sum = 64;
+// Order up to which cotangents of some eigenvectors are filled up with zeros: one kernel for all takes less time than the dozens of
+// functions of torch that the formula for some of them is made of.
+constexpr index_t padded_order = 256;
+// Order up to which the gradient of a symmetric inverse is computed in buffers of the core; beyond, memory counts more than calls.
+constexpr index_t buffered_congruence = 128;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
 constexpr index_t short_run = 64;
 // Factors of a sum of logarithms that are multiplied before one logarithm is taken of the product.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/isa.h"
 #include "base/parallel.h"
@@ -119,10 +120,17 @@ void add_transpose(View<const T> A, index_t begin, View<T> B, bool parallel) {
 template <class T>
 T find_largest_entry(View<const T> A) {
     if (A.col_stride != 1) A = A.t();
-    T largest = 0;
-    for (index_t i = 0; i < A.rows; ++i)
-        for (index_t j = 0; j < A.cols; ++j) largest = std::max(largest, std::abs(A(i, j)));
-    return largest;
+    // Several maxima, so that a comparison does not wait for the one before it.
+    constexpr index_t chains = 16;
+    T largest[chains] = {};
+    for (index_t i = 0; i < A.rows; ++i) {
+        const T* const row = A.at(i, 0);
+        index_t j = 0;
+        for (; j + chains <= A.cols; j += chains)
+            for (index_t c = 0; c < chains; ++c) largest[c] = std::max(largest[c], std::abs(row[j + c]));
+        for (; j < A.cols; ++j) largest[0] = std::max(largest[0], std::abs(A(i, j)));
+    }
+    return *std::max_element(largest, largest + chains);
 }
 
 template <class T>
@@ -135,6 +143,14 @@ template <class T>
 void set_zero(View<T> A) {
     for (index_t i = 0; i < A.rows; ++i)
         for (index_t j = 0; j < A.cols; ++j) A(i, j) = T(0);
+}
+
+// Clears `count` numbers, piece by piece: for large pieces memset bypasses the cache, in which pages are that the system has just cleared.
+template <class T>
+void clear_numbers(T* numbers, index_t count) {
+    constexpr index_t piece = 1 << 13;
+    for (index_t i = 0; i < count; i += piece)
+        std::memset(static_cast<void*>(numbers + i), 0, static_cast<std::size_t>(std::min(piece, count - i)) * sizeof(T));
 }
 
 // Calls body(item, parallel) for a memory pass over a batch: large items one after the other with all threads on each

@@ -51,6 +51,13 @@ struct Batch {
     [[gnu::always_inline]] Batch item(index_t b) const {
         return {data + b * batch_stride, 1, 0, rows, cols, row_stride, col_stride};
     }
+    // Items from `first` on.
+    [[gnu::always_inline]] Batch part(index_t first, index_t number) const {
+        return {data + first * batch_stride, number, batch_stride, rows, cols, row_stride, col_stride};
+    }
+    [[gnu::always_inline]] Batch<const T> readonly() const {
+        return {data, count, batch_stride, rows, cols, row_stride, col_stride};
+    }
     // Whether each item is rows * cols consecutive elements, row-major or column-major.
     [[gnu::always_inline]] bool dense() const {
         return (col_stride == 1 && row_stride == cols) || (row_stride == 1 && col_stride == rows);

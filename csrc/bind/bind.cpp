@@ -84,6 +84,8 @@ NB_MODULE(_core, m) {
     binding::bind_gate(m);
     binding::bind_contention(m);
     binding::bind_shortcuts(m);
+    binding::bind_gradients(m);
+    binding::bind_statistics(m);
     binding::bind_device_shortcuts(m);
     binding::bind_translation(m);
     m.def("bind_routine", &binding::bind_routine);

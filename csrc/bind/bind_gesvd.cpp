@@ -3,6 +3,7 @@
 
 #include "bind/binding.h"
 #include "ops/gesvd.h"
+#include "ops/gesvd_vjp.h"
 
 namespace lapgrad::binding {
 namespace {

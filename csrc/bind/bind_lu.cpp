@@ -133,7 +133,7 @@ void gesv_factored(int item_size, std::uintptr_t lu, std::uintptr_t pivots, std:
     nb::gil_scoped_release unlocked;
     with_type(item_size, [&](auto type) {
         using T = decltype(type);
-        gesv_factored_batch<T>(make_factors<const T>(lu, count, n), reinterpret_cast<const pivot_t*>(pivots),
+        gesv_factored_batch<T>(make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots),
                                 B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed);
     });
 }

@@ -118,10 +118,23 @@ nb::object pstrf(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row
     return nb::none();
 }
 
+// gA (contiguous) := the gradient of the square factor L; pivots and ranks as from pstrf.
+void pstrf_vjp(int item_size, std::uintptr_t l, index_t l_batch, index_t l_row, index_t l_col, std::uintptr_t g, index_t g_batch,
+               index_t g_row, index_t g_col, std::uintptr_t pivots, std::uintptr_t ranks, std::uintptr_t a, index_t count, index_t n) {
+    const Operand L{l, l_batch, l_row, l_col}, G{g, g_batch, g_row, g_col}, A{a, n * n, n, 1};
+    nb::gil_scoped_release unlocked;
+    with_type(item_size, [&](auto type) {
+        using T = decltype(type);
+        pstrf_vjp_batch<T>(L.as<const T>(count, n, n), G.as<const T>(count, n, n), reinterpret_cast<const std::int64_t*>(pivots),
+                           reinterpret_cast<const std::int64_t*>(ranks), A.as<T>(count, n, n));
+    });
+}
+
 }  // namespace
 
 void bind_potri(nb::module_& m) {
     m.def("pstrf", &pstrf);
+    m.def("pstrf_vjp", &pstrf_vjp);
     m.def("potri", &potri);
     m.def("potri_update", &potri_update);
     m.def("potri_vjp", &potri_vjp);

@@ -8,9 +8,10 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "bind/tensor.h"
 #include "bind/device_shortcuts.h"
+#include "bind/shortcut.h"
 #include "ops/cho_solve.h"
+#include "ops/copyltu.h"
 #include "ops/gelqf.h"
 #include "ops/gesv.h"
 #include "ops/gesvd.h"
@@ -18,38 +19,26 @@
 #include "ops/packing.h"
 #include "ops/potrf.h"
 #include "ops/potri.h"
+#include "ops/products.h"
 #include "ops/sumlogdiag.h"
 #include "ops/syevd.h"
-#include "ops/trmm.h"
 
 namespace lapgrad::binding {
 namespace {
 
-using plan::small_product;
-
-bool have_one_kind(const TensorOperand& A, const TensorOperand& B) {
-    return A.item_size == B.item_size && A.is_single == B.is_single && A.count == B.count;
-}
-
-// A contiguous batch of matrices that was just allocated.
-Operand make_dense(const NewTensor& tensor, index_t rows, index_t cols) { return {tensor.address, rows * cols, cols, 1}; }
-
 // X = t(L)^-1 A, or t(L) A; from the right with `rightside`.
 template <bool Solve>
-nb::object triangle(nb::handle l, nb::handle a, nb::handle lower_flag, nb::handle transpose, nb::handle rightside) {
+nb::object triangle(nb::handle l, nb::handle a, nb::handle lower, nb::handle transpose, nb::handle rightside) {
     TensorOperand L, A;
     if (!is_plain_eager() || !describe_tensor(l, L) || !describe_tensor(a, A) || !have_one_kind(L, A)) return nb::none();
-    const bool right = is_true(rightside), flipped = is_true(transpose) != right, lower = is_true(lower_flag) != flipped;
+    const bool is_lower = is_true(lower), transposed = is_true(transpose), right = is_true(rightside);
     const index_t n = right ? A.cols : A.rows, m = right ? A.rows : A.cols, count = A.count;
     if (L.rows != n || L.cols != n) return nb::none();
     const NewTensor x = allocate_like(A);
-    Operand X = make_dense(x, A.rows, A.cols);
-    if (right) std::swap(X.row_stride, X.col_stride);
     const bool solved = compute(A, double(n) * double(n) * double(m), [&](auto type) {
         using T = decltype(type);
-        const Batch<const T> triangles = L.flip_if(flipped).as<const T>(count, n, n);
-        if (Solve && find_zero_diagonal<T>(triangles) >= 0) return false;
-        (Solve ? trsm_batch<T> : trmm_batch<T>)(triangles, lower, A.flip_if(right).as<const T>(count, n, m), X.as<T>(count, n, m));
+        if (Solve && find_zero_diagonal<T>(L.memory.as<const T>(count, n, n)) >= 0) return false;
+        apply_triangle<T, Solve>(L.memory, is_lower, transposed, right, A.memory, make_dense(x, A.rows, A.cols), count, A.rows, A.cols);
         return true;
     });
     return solved ? nb::object(x) : nb::none();
@@ -80,14 +69,10 @@ nb::object gemmt(nb::handle a, nb::handle b, nb::handle lower, nb::handle transp
     const index_t n = flip_a ? A.cols : A.rows, k = flip_a ? A.rows : A.cols, count = A.count;
     if ((flip_b ? B.cols : B.rows) != k || (flip_b ? B.rows : B.cols) != n) return nb::none();
     const NewTensor c = allocate_matrix(A, n, n);
-    Operand left = A.flip_if(flip_a), right = B.flip_if(flip_b), C = make_dense(c, n, n);
-    if (!is_true(lower)) {
-        std::swap(left, right);
-        for (Operand* operand : {&left, &right, &C}) std::swap(operand->row_stride, operand->col_stride);
-    }
+    const bool is_lower = is_true(lower);
     compute(A, double(n) * double(n) * double(k), [&](auto type) {
         using T = decltype(type);
-        gemmt_batch<T>(T(alpha), left.as<const T>(count, n, k), right.as<const T>(count, k, n), C.as<T>(count, n, n), false);
+        multiply_to_triangle<T>(alpha, A.flip_if(flip_a), B.flip_if(flip_b), make_dense(c, n, n), is_lower, count, n, k);
     });
     return c;
 }
@@ -246,17 +231,23 @@ nb::object makediag(nb::handle d) {
     TensorOperand D;
     if (!is_plain_eager() || !describe_vectors(d, D) || D.memory.col_stride != 1) return nb::none();
     const index_t n = D.cols;
-    if (D.count * n * n > plan::parallel_elements) return nb::none();  // torch has threads for it
     const NewTensor a = allocate_matrix(D, n, n);
     const std::uintptr_t target = a.address;
-    with_type(D.item_size, [&](auto type) {
+    compute(D, double(n) * double(n), [&](auto type) {
         using T = decltype(type);
-        T* out = reinterpret_cast<T*>(target);
-        std::fill(out, out + D.count * n * n, T(0));
-        for (index_t b = 0; b < D.count; ++b) {
-            const T* in = reinterpret_cast<const T*>(D.memory.address) + b * D.memory.batch_stride;
-            for (index_t i = 0; i < n; ++i) out[(b * n + i) * n + i] = in[i];
-        }
+        T* const out = reinterpret_cast<T*>(target);
+        const T* const in = reinterpret_cast<const T*>(D.memory.address);
+        // One task takes some rows, whichever items they belong to.
+        parallel::for_ranges(D.count * n, plan::parallel_elements / n + 1, [&](index_t begin, index_t end) {
+            clear_numbers<T>(out + begin * n, (end - begin) * n);
+            for (index_t row = begin, b = begin / n; row < end; ++b) {
+                const index_t i = row - b * n, last = std::min(n, i + end - row);
+                const T* const numbers = in + b * D.memory.batch_stride;
+                T* const item = out + b * n * n;
+                for (index_t k = i; k < last; ++k) item[k * (n + 1)] = numbers[k];
+                row += last - i;
+            }
+        });
     });
     return a;
 }
@@ -315,49 +306,42 @@ nb::object gelqf(nb::handle a, nb::handle positive) {
     return is_finite ? nb::object(nb::make_tuple(q, l)) : nb::none();
 }
 
+// The symmetric matrix with the lower, or the upper, triangle of A.
+nb::object copyltu(nb::handle a, nb::handle lower) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    const index_t n = A.rows, count = A.count;
+    const bool flipped = !is_true(lower);
+    const NewTensor b = allocate_like(A);
+    const Operand B = flip_if(flipped, make_dense(b, n, n));
+    compute(A, double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        copyltu_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), B.as<T>(count, n, n));
+    });
+    return b;
+}
+
 // The diagonal, copied.
 nb::object extractdiag(nb::handle a) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
     const index_t n = A.rows, step = A.memory.row_stride + A.memory.col_stride;
-    if (A.count * n > plan::parallel_elements) return nb::none();  // torch has threads for it
     const NewTensor d = allocate_vector(A, n);
     const std::uintptr_t target = d.address;
-    with_type(A.item_size, [&](auto type) {
+    compute(A, 4.0 * double(n), [&](auto type) {
         using T = decltype(type);
-        T* out = reinterpret_cast<T*>(target);
-        for (index_t b = 0; b < A.count; ++b) {
-            const T* in = reinterpret_cast<const T*>(A.memory.address) + b * A.memory.batch_stride;
-            for (index_t i = 0; i < n; ++i) *out++ = in[i * step];
-        }
+        T* const out = reinterpret_cast<T*>(target);
+        const T* const in = reinterpret_cast<const T*>(A.memory.address);
+        // Each number is in a cache line of its own.
+        parallel::for_ranges(A.count, plan::parallel_elements / (8 * n) + 1, [&](index_t begin, index_t end) {
+            for (index_t b = begin; b < end; ++b)
+                for (index_t i = 0; i < n; ++i) out[b * n + i] = in[b * A.memory.batch_stride + i * step];
+        });
     });
     return d;
 }
 
-// C := alpha A B + beta C for each item: small products by the core's own kernel, larger ones by the BLAS library on all threads.
-template <class T>
-void multiply_items(double alpha, const Operand& A, const Operand& B, double beta, const Operand& C, index_t count, index_t m, index_t k,
-                    index_t n) {
-    const bool is_small = m * n * k <= small_product;
-    const contention::LongLoop keep(double(m) * double(n) * double(k) >= plan::long_multiplications);
-    const int team = is_small ? 1 : parallel::threads();
-    const blas::ThreadLimit limit(!is_small && team < parallel::pool_threads() ? team : 0);
-    for (index_t b = 0; b < count; ++b) {
-        const View<const T> left = A.as<const T>(count, m, k)[b], right = B.as<const T>(count, k, n)[b];
-        const View<T> result = C.as<T>(count, m, n)[b];
-        if (is_small)
-            lapgrad::gemm<T>(T(alpha), left, right, beta != 0.0, result);
-        else
-            blas::gemm<T>(T(alpha), left, right, T(beta), result);
-    }
-}
-
-// Whether a product is computed here: one of any size, or a batch that is so small that torch takes longer to begin.
-bool serves_product(index_t count, index_t m, index_t k, index_t n) {
-    return count == 1 || count * m * n * k <= small_product;
-}
-
-// A B; larger batches are torch's.
+// A B; large batches are torch's.
 nb::object gemm2(nb::handle a, nb::handle b, nb::handle transpose_a, nb::handle transpose_b, nb::handle scale) {
     TensorOperand A, B;
     if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B) || !have_one_kind(A, B)) return nb::none();
@@ -365,12 +349,13 @@ nb::object gemm2(nb::handle a, nb::handle b, nb::handle transpose_a, nb::handle 
     if (!PyFloat_CheckExact(scale.ptr())) return nb::none();
     const double alpha = PyFloat_AsDouble(scale.ptr());
     const index_t m = flip_a ? A.cols : A.rows, k = flip_a ? A.rows : A.cols, n = flip_b ? B.rows : B.cols, count = A.count;
-    if ((flip_b ? B.cols : B.rows) != k || !serves_product(count, m, k, n)) return nb::none();
+    if ((flip_b ? B.cols : B.rows) != k || !serves_products(A.item_size, count, m, n, k)) return nb::none();
     const NewTensor c = allocate_matrix(m == B.rows && n == B.cols && B.is_contiguous ? B : A, m, n);
     const Operand C = make_dense(c, m, n);
     compute(A, double(m) * double(n) * double(k), [&](auto type) {
         using T = decltype(type);
-        multiply_items<T>(alpha, A.flip_if(flip_a), B.flip_if(flip_b), 0.0, C, count, m, k, n);
+        gemm_batch<T>(T(alpha), A.flip_if(flip_a).as<const T>(count, m, k), B.flip_if(flip_b).as<const T>(count, k, n), T(0),
+                      C.as<const T>(count, m, n), C.as<T>(count, m, n));
     });
     return c;
 }
@@ -386,15 +371,13 @@ nb::object gemm(nb::handle a, nb::handle b, nb::handle c, nb::handle transpose_a
     const bool flip_a = is_true(transpose_a), flip_b = is_true(transpose_b);
     const index_t m = C.rows, n = C.cols, k = flip_a ? A.rows : A.cols, count = C.count;
     if ((flip_a ? A.cols : A.rows) != m || (flip_b ? B.cols : B.rows) != k || (flip_b ? B.rows : B.cols) != n) return nb::none();
-    if (!serves_product(count, m, k, n)) return nb::none();
+    if (!serves_products(A.item_size, count, m, n, k)) return nb::none();
     const NewTensor d = allocate_like(C);
     const Operand D = make_dense(d, m, n);
     compute(A, double(m) * double(n) * double(k), [&](auto type) {
         using T = decltype(type);
-        const bool parallel = m * n * k > small_product;
-        for (index_t b = 0; beta != 0.0 && b < count; ++b)
-            copy<T>(C.memory.as<const T>(count, m, n)[b], T(beta), D.as<T>(count, m, n)[b], parallel);
-        multiply_items<T>(alpha, A.flip_if(flip_a), B.flip_if(flip_b), beta != 0.0 ? 1.0 : 0.0, D, count, m, k, n);
+        gemm_batch<T>(T(alpha), A.flip_if(flip_a).as<const T>(count, m, k), B.flip_if(flip_b).as<const T>(count, k, n), T(beta),
+                      C.memory.as<const T>(count, m, n), D.as<T>(count, m, n));
     });
     return d;
 }
@@ -451,6 +434,7 @@ void bind_shortcuts(nb::module_& m) {
     m.def("syevd_shortcut", &syevd, any, any);
     m.def("gesvd_shortcut", &gesvd, any);
     m.def("gelqf_shortcut", &gelqf, any, any);
+    m.def("copyltu_shortcut", &OnEitherDevice<&copyltu, device_shortcuts::copyltu>::call, any, any);
     m.def("extractdiag_shortcut", &OnEitherDevice<&extractdiag, device_shortcuts::extractdiag>::call, any);
     m.def("potrf_ex_shortcut", &OnEitherDevice<&potrf_ex, device_shortcuts::potrf_ex>::call, any, any);
     m.def("gemm_shortcut", &OnEitherDevice<&gemm, device_shortcuts::gemm>::call, any, any, any, any, any, any, any);

@@ -40,6 +40,8 @@ void bind_kalman(nb::module_& m);
 void bind_gate(nb::module_& m);
 void bind_contention(nb::module_& m);
 void bind_shortcuts(nb::module_& m);
+void bind_gradients(nb::module_& m);
+void bind_statistics(nb::module_& m);
 void bind_device_shortcuts(nb::module_& m);
 void bind_translation(nb::module_& m);
 

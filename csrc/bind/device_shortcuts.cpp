@@ -354,12 +354,7 @@ void bind_device_shortcuts(nb::module_& m) {
     using H = nb::handle;
     const auto any = nb::arg().none();
     m.def("set_device_shortcuts", &set_device_shortcuts);
-    m.def("copyltu_shortcut", &OnEitherDevice<&decline<H, H>, device_shortcuts::copyltu>::call, any, any);
-    m.def("syrk_vjp_shortcut", &OnEitherDevice<&decline<H, H, H>, device_shortcuts::syrk_vjp>::call, any, any, any);
-    m.def("sumlogdiag_vjp_shortcut", &OnEitherDevice<&decline<H, H>, device_shortcuts::sumlogdiag_vjp>::call, any, any);
     m.def("trsm_again_shortcut", &OnEitherDevice<&decline<H, H, H, H, H>, device_shortcuts::trsm_again>::call, any, any, any, any, any);
-    m.def("potri_vjp_shortcut", &OnEitherDevice<&decline<H, H, H>, device_shortcuts::potri_vjp>::call, any, any, any);
-    m.def("inverse_vjp_shortcut", &OnEitherDevice<&decline<H, H>, device_shortcuts::inverse_vjp>::call, any, any);
 }
 
 }  // namespace lapgrad::binding

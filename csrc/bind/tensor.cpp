@@ -16,6 +16,7 @@ struct TorchNames {
     PyObject *is_grad_enabled = nullptr, *empty_like = nullptr;
     PyObject* whole_number = nullptr;  // a tensor of int32 without dimensions
     PyObject *level_name = nullptr, *requires_grad_name = nullptr, *is_neg_name = nullptr, *new_empty_name = nullptr;
+    PyObject* is_zero_name = nullptr;
 };
 
 TorchNames torch_names;
@@ -30,6 +31,7 @@ struct TorchFunctions {
     PyObject* (*wrap)(void* tensor) = nullptr;  // takes a C++ reference to what a handle points to
     std::int64_t (*count_dispatch_modes)() = nullptr, (*count_function_modes)() = nullptr;
     bool (*is_key_included)(std::uint16_t key) = nullptr;
+    bool (*is_recording)() = nullptr;
     // Keys that are there while a transform of torch.func, or the older vmap, is active.
     std::uint16_t front_key = 0, back_key = 0, vmap_key = 0;
 };
@@ -66,6 +68,12 @@ bool method_returns_false(PyObject* object, PyObject* name) {
     const bool is_false = result == Py_False;
     Py_DECREF(result);
     return is_false;
+}
+
+// torch's tensors of zeros have no memory. A view of one has a small address, its distance from null; there, torch is asked.
+bool has_memory(PyObject* tensor, std::uintptr_t address) {
+    constexpr std::uintptr_t lowest = std::uintptr_t(1) << 40;
+    return address >= lowest || method_returns_false(tensor, torch_names.is_zero_name);
 }
 
 // Chooses strides that BLAS accepts for dimensions of size 1, which may have any. Returns false if there are none.
@@ -150,6 +158,7 @@ void bind_functions(nb::dict addresses) {
     set(found.count_dispatch_modes, "count_dispatch_modes");
     set(found.count_function_modes, "count_function_modes");
     set(found.is_key_included, "is_key_included");
+    set(found.is_recording, "is_recording");
     found.front_key = static_cast<std::uint16_t>(get("front_key"));
     found.back_key = static_cast<std::uint16_t>(get("back_key"));
     found.vmap_key = static_cast<std::uint16_t>(get("vmap_key"));
@@ -203,7 +212,9 @@ bool requires_gradient(nb::handle tensor) { return has_true_attribute(tensor.ptr
 
 bool is_negated(nb::handle tensor) { return !method_returns_false(tensor.ptr(), torch_names.is_neg_name); }
 
-bool is_recording() { return !returns_false(torch_names.is_grad_enabled); }
+bool is_recording() {
+    return torch_functions.wrap ? torch_functions.is_recording() : !returns_false(torch_names.is_grad_enabled);
+}
 
 bool bind_torch(nb::handle names) {
     const auto get = [&](const char* name) { return nb::object(names[name]).release().ptr(); };
@@ -227,6 +238,7 @@ bool bind_torch(nb::handle names) {
     found.requires_grad_name = PyUnicode_InternFromString("requires_grad");
     found.is_neg_name = PyUnicode_InternFromString("is_neg");
     found.new_empty_name = PyUnicode_InternFromString("new_empty");
+    found.is_zero_name = PyUnicode_InternFromString("_is_zerotensor");
     found.describe = table->describe;
     torch_names = found;
     bind_functions(nb::cast<nb::dict>(names["functions"]));
@@ -248,30 +260,31 @@ bool is_plain_eager() {
 
 namespace {
 
-// Describes a tensor with `inner` dimensions (1 for vectors, 2 for matrices) after at most one for the batch.
+// Describes a tensor with `inner` dimensions (0 for numbers, 1 for vectors, 2 for matrices) after at most one for the batch.
 bool describe(nb::handle tensor, int inner, TensorOperand& out) {
     dlpack::Tensor found{};
     if (!is_ordinary(tensor) || (requires_gradient(tensor) && (is_recording() || is_wrapped(tensor)))) return false;
     if (!read_header(tensor, found)) return false;
     const bool is_number = found.dtype.code == dlpack::float_code && (found.dtype.bits == 32 || found.dtype.bits == 64);
     if (found.device_type != dlpack::cpu_device || !is_number || found.dtype.lanes != 1) return false;
-    if ((found.ndim != inner && found.ndim != inner + 1) || !found.data || !found.strides) return false;
+    if ((found.ndim != inner && found.ndim != inner + 1) || !found.data || (!found.strides && found.ndim > 0)) return false;
     const int last = found.ndim - 1;
     out.is_single = found.ndim == inner;
     out.is_vector = inner == 1;
     out.count = out.is_single ? 1 : found.shape[0];
-    out.cols = found.shape[last];
+    out.cols = inner > 0 ? found.shape[last] : 1;
     out.rows = inner == 2 ? found.shape[last - 1] : 1;
     if (out.count == 0 || out.rows == 0 || out.cols == 0) return false;
     if (std::max(out.rows, out.cols) > std::numeric_limits<std::int32_t>::max()) return false;
     out.item_size = found.dtype.bits / 8;
-    const index_t row_stride = inner == 2 ? found.strides[last - 1] : out.cols, col_stride = found.strides[last];
+    const index_t row_stride = inner == 2 ? found.strides[last - 1] : out.cols, col_stride = inner > 0 ? found.strides[last] : 1;
     out.memory = {reinterpret_cast<std::uintptr_t>(found.data) + found.byte_offset, out.is_single ? 0 : found.strides[0], row_stride,
                   col_stride};
     const auto matches = [](index_t size, index_t stride, index_t wanted) { return size == 1 || stride == wanted; };
     out.is_contiguous = matches(out.cols, col_stride, 1) && matches(out.rows, row_stride, out.cols) &&
                         matches(out.count, out.memory.batch_stride, out.rows * out.cols);
     out.tensor = tensor;
+    if (!has_memory(tensor.ptr(), out.memory.address)) return false;
     return adapt_strides(out) && !is_negated(tensor);
 }
 
@@ -280,6 +293,8 @@ bool describe(nb::handle tensor, int inner, TensorOperand& out) {
 bool describe_tensor(nb::handle tensor, TensorOperand& out) { return describe(tensor, 2, out); }
 
 bool describe_vectors(nb::handle tensor, TensorOperand& out) { return describe(tensor, 1, out); }
+
+bool describe_numbers(nb::handle tensor, TensorOperand& out) { return describe(tensor, 0, out); }
 
 NewTensor allocate_like(const TensorOperand& like) {
     if (!torch_functions.wrap && like.is_contiguous && !like.is_vector)  // It keeps the strides of a dense tensor.

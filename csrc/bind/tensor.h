@@ -27,7 +27,7 @@ struct DataType {
     std::uint8_t code, bits;
     std::uint16_t lanes;
 };
-constexpr std::uint8_t float_code = 2;
+constexpr std::uint8_t int_code = 0, float_code = 2;
 
 struct Tensor {
     void* data;
@@ -93,6 +93,8 @@ PyObject* call_with(PyObject* function, PyObject* argument);
 bool describe_tensor(nb::handle tensor, TensorOperand& out);
 // The same for one or several vectors, as matrices of one row.
 bool describe_vectors(nb::handle tensor, TensorOperand& out);
+// The same for one or several numbers, as matrices of one entry.
+bool describe_numbers(nb::handle tensor, TensorOperand& out);
 
 // A tensor that was just allocated, and where its numbers are.
 struct NewTensor : nb::object {

@@ -19,10 +19,57 @@ bool is_slim(index_t m, index_t n, index_t k) {
     return middle <= plan::own_product<T>();
 }
 
+// The product of a row and a column, in sums that do not wait for each other.
+template <class T>
+T multiply_row(View<const T> a, View<const T> b) {
+    constexpr index_t chains = 16;
+    T sums[chains] = {};
+    index_t p = 0;
+    if (a.col_stride == 1 && b.row_stride == 1)
+        for (; p + chains <= a.cols; p += chains)
+            for (index_t i = 0; i < chains; ++i) sums[i] += a.data[p + i] * b.data[p + i];
+    for (; p < a.cols; ++p) sums[0] += a(0, p) * b(p, 0);
+    T sum = 0;
+    for (const T part : sums) sum += part;
+    return sum;
+}
+
+// Whether a product has few entries and long sums: the product kernel would pack panels that are mostly padding.
+inline bool has_few_sums(index_t m, index_t n, index_t k) { return std::max(m, n) <= plan::few_sums && k >= plan::long_sum; }
+
+template <class T>
+using FewSums = T[plan::few_sums][plan::few_sums];
+
+// sums := A B, entry by entry or, if B is stored by rows, row of B by row. They begin as zeros.
+template <class T>
+void add_few_sums(View<const T> A, View<const T> B, FewSums<T>& sums) {
+    const index_t m = A.rows, n = B.cols, k = A.cols;
+    if (A.col_stride == 1 && B.row_stride == 1) {
+        for (index_t i = 0; i < m; ++i)
+            for (index_t j = 0; j < n; ++j) sums[i][j] = multiply_row<T>(A.block(i, 0, 1, k), B.block(0, j, k, 1));
+        return;
+    }
+    // Partial sums, so that an addition does not wait for the one before it.
+    constexpr index_t chains = 4;
+    FewSums<T> parts[chains] = {};
+    for (index_t p = 0; p < k; ++p)
+        for (index_t i = 0; i < m; ++i)
+            for (index_t j = 0; j < n; ++j) parts[p % chains][i][j] += A(i, p) * B(p, j);
+    for (index_t i = 0; i < m; ++i)
+        for (index_t j = 0; j < n; ++j) sums[i][j] = (parts[0][i][j] + parts[1][i][j]) + (parts[2][i][j] + parts[3][i][j]);
+}
+
 template <class T>
 void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     const index_t m = C.rows, n = C.cols, k = A.cols;
     if (m == 0 || n == 0 || (k == 0 && accumulate)) return;
+    if (has_few_sums(m, n, k)) {
+        FewSums<T> sums = {};
+        add_few_sums<T>(A, B, sums);
+        for (index_t i = 0; i < m; ++i)
+            for (index_t j = 0; j < n; ++j) C(i, j) = alpha * sums[i][j] + (accumulate ? C(i, j) : T(0));
+        return;
+    }
     if (!is_slim<T>(m, n, k) && k > 0) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
     if (C.col_stride != 1) return gemm<T>(alpha, B.t(), A.t(), accumulate, C.t());
     // The long side is cut into pieces that fit the packed panels.

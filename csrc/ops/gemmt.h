@@ -36,21 +36,6 @@ void gemmt_leaf(T alpha, View<const T> A, View<const T> B, bool accumulate, View
     } while (p < A.cols);
 }
 
-// The product of a row and a column, in sums that do not wait for each other.
-template <class T>
-T multiply_row(View<const T> a, View<const T> b) {
-    constexpr index_t chains = 16;
-    T sums[chains] = {};
-    index_t p = 0;
-    if (a.col_stride == 1 && b.row_stride == 1)
-        for (; p + chains <= a.cols; p += chains)
-            for (index_t i = 0; i < chains; ++i) sums[i] += a.data[p + i] * b.data[p + i];
-    for (; p < a.cols; ++p) sums[0] += a(0, p) * b(p, 0);
-    T sum = 0;
-    for (const T part : sums) sum += part;
-    return sum;
-}
-
 // Whether B is the transpose of A in the same memory.
 template <class T>
 bool is_transpose(View<const T> A, View<const T> B) {
@@ -63,6 +48,16 @@ void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, 
     const index_t n = C.rows, k = A.cols;
     if (n == 1) {
         C(0, 0) = alpha * multiply_row<T>(A, B) + (accumulate ? C(0, 0) : T(0));
+        return;
+    }
+    if (has_few_sums(n, n, k)) {
+        FewSums<T> sums = {};
+        add_few_sums<T>(A, B, sums);
+        for (index_t i = 0; i < n; ++i)
+            for (index_t j = 0; j <= i; ++j) {
+                C(i, j) = alpha * sums[i][j] + (accumulate ? C(i, j) : T(0));
+                if (j < i && upper != Upper::scribble) C(j, i) = upper == Upper::mirror ? C(i, j) : T(0);
+            }
         return;
     }
     if (n <= isa::product_limit) {
@@ -113,7 +108,7 @@ template <class T>
 void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric) {
     const index_t n = C.rows, k = A.cols;
     if (n == 0) return;
-    if (k > 0 && fits_lanes<T>(C.count, std::max(n, k), A, B, C)) {
+    if (k > 0 && fits_product_lanes<T>(C.count, n, n, k, A, B, C)) {
         for_lane_ranges<T>(C.count, n * n * k, [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_product(alpha, A, B, C, symmetric, begin, end, thread_scratch());
         });
@@ -133,6 +128,15 @@ void gemmt_sum_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<const T>
                      bool symmetric) {
     const index_t n = C.rows, k = A.cols;
     if (n == 0) return;
+    if (k > 0 && fits_product_lanes<T>(C.count, n, n, k, A, B, D, E, C)) {
+        for_lane_ranges<T>(C.count, 2 * n * n * k, [&](index_t begin, index_t end) {
+            const auto& kernels = isa::kernels<T>();
+            kernels.lane_gemm(alpha, A, false, B, T(0), C.readonly(), C, begin, end, thread_scratch());
+            kernels.lane_gemm(alpha, D, false, E, T(1), C.readonly(), C, begin, end, thread_scratch());
+            for (index_t b = begin; b < end; ++b) symmetric ? mirror_lower<T>(C[b], false) : clear_strict_upper<T>(C[b], false);
+        });
+        return;
+    }
     for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
         gemmt<T>(alpha, A[b], B[b], false, C[b], Upper::scribble, parallel);
         gemmt<T>(alpha, D[b], E[b], k > 0, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);

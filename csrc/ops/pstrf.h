@@ -20,6 +20,7 @@
 
 #include "base/buffer.h"
 #include "ops/gemmt.h"
+#include "ops/potrf.h"
 
 namespace lapgrad {
 
@@ -205,6 +206,34 @@ void pstrf_batch(Batch<const T> A, Batch<T> L, std::int64_t* pivots, std::int64_
         const index_t found = factor_one_pivoted<T>(A[b], L[b], pivots + b * n, tolerance, parallel);
         status[b] = std::int32_t(std::min<index_t>(found, 0));
         ranks[b] = std::max<index_t>(found, 0);
+    });
+}
+
+// gA := the gradient for the cotangent gL of a square factor L: that of potrf in pivoted order, put back. Columns from found[item] on are
+// zero, and have no gradient.
+template <class T>
+void pstrf_vjp_batch(Batch<const T> L, Batch<const T> gL, const std::int64_t* pivots, const std::int64_t* found, Batch<T> gA) {
+    const index_t n = L.rows;
+    for_parts(L.count, 3 * n * n, [&](index_t first, index_t number) {
+        const BatchBuffer<T> factor(number, n, n), gradient(number, n, n);
+        for (index_t b = 0; b < number; ++b) {
+            const View<T> l = factor.all()[b], g = gradient.all()[b];
+            copy<T>(L[first + b], T(1), l, number == 1);
+            copy<T>(gL[first + b], T(1), g, number == 1);
+            for (index_t j = found[first + b]; j < n; ++j) {
+                l(j, j) += T(1);  // With a one on its diagonal, a column of zeros does not mix with the others.
+                for (index_t i = 0; i < n; ++i) g(i, j) = T(0);
+            }
+        }
+        potrf_vjp_batch<T>(factor.readonly(), gradient.readonly(), gradient.all(), nullptr);
+        for (index_t b = 0; b < number; ++b) {
+            const std::int64_t* const p = pivots + (first + b) * n;
+            const View<T> target = gA[first + b], source = gradient.all()[b];
+            for_strips(n, n, number == 1, [&](index_t begin, index_t end) {
+                for (index_t i = begin; i < end; ++i)
+                    for (index_t j = 0; j < n; ++j) target(p[i], p[j]) = source(i, j);
+            });
+        }
     });
 }
 

@@ -1,8 +1,10 @@
 // The sum of the logarithms of a diagonal plus a sum of squares: the two terms of a normal density.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
+#include "base/isa.h"
 #include "base/parallel.h"
 #include "base/plan.h"
 #include "base/view.h"
@@ -47,12 +49,19 @@ double sum_squares(View<const T> A) {
 // out[item] := constant + logs * sum_i log |l_ii| + squares * |W|^2.
 template <class T>
 void sumlogdiag_batch(Batch<const T> L, Batch<const T> W, double constant, double logs, double squares, T* out) {
-    const index_t work = 16 * L.rows + L.rows * W.cols + 1;
+    const index_t work = 4 * L.rows + 32 + L.rows * W.cols;
     parallel::for_ranges(L.count, plan::parallel_operations / work + 1, [&](index_t begin, index_t end) {
-        for (index_t b = begin; b < end; ++b) {
-            double value = constant + logs * sum_log_diagonal<T>(L[b]);
-            if (W.cols > 0) value += squares * sum_squares<T>(W[b]);
-            out[b] = static_cast<T>(value);
+        constexpr index_t piece = 64;
+        double sums[piece];
+        for (index_t first = begin; first < end; first += piece) {
+            const index_t last = std::min(end, first + piece);
+            isa::kernels<T>().lane_sum_logs(L, sums, first, last);
+            for (index_t b = first; b < last; ++b) {
+                const double sum = std::isnan(sums[b - first]) ? sum_log_diagonal<T>(L[b]) : sums[b - first];
+                double value = constant + logs * sum;
+                if (W.cols > 0) value += squares * sum_squares<T>(W[b]);
+                out[b] = static_cast<T>(value);
+            }
         }
     });
 }

@@ -33,9 +33,7 @@ void fix_signs(View<T> U, bool parallel) {
     for_strips(U.rows, U.cols, parallel, [&](index_t begin, index_t end) {
         for (index_t i = begin; i < end; ++i) {
             T* const row = U.at(i, 0);
-            T most = 0;
-            for (index_t k = 0; k < U.cols; ++k) most = std::max(most, std::abs(row[k]));
-            most *= T(1) - T(1e-6);
+            const T most = find_largest_entry<T>(U.block(i, 0, 1, U.cols).readonly()) * (T(1) - T(1e-6));
             index_t first = 0;
             while (first + 1 < U.cols && !(std::abs(row[first]) >= most)) ++first;
             if (!(row[first] < T(0))) continue;

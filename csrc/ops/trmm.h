@@ -12,6 +12,20 @@ namespace lapgrad {
 template <class T>
 void multiply_triangle(View<const T> L, bool lower, View<T> X) {
     const index_t n = L.rows;
+    if (n <= plan::few_sums && X.col_stride == 1 && X.cols >= plan::long_sum) {
+        // Few long rows: packing them for the kernel below would take longer than the product.
+        for (index_t step = 0; step < n; ++step) {
+            const index_t i = lower ? n - 1 - step : step;
+            T* const row = X.at(i, 0);
+            for (index_t j = 0; j < X.cols; ++j) row[j] *= L(i, i);
+            for (index_t p = lower ? 0 : i + 1; p < (lower ? i : n); ++p) {
+                const T factor = L(i, p);
+                const T* const other = X.at(p, 0);
+                for (index_t j = 0; j < X.cols; ++j) row[j] += factor * other[j];
+            }
+        }
+        return;
+    }
     if (n <= isa::leaf) {
         if (lower)
             isa::kernels<T>().multiply(L, X, scratch<T>());
@@ -42,9 +56,7 @@ void trmm(View<const T> L, bool lower, View<T> X, bool parallel) {
 // X := L A. X may be A's own memory.
 template <class T>
 void trmm_batch(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X) {
-    // Some orders have product kernels (fixed.h) that need A and X in the same storage order.
-    apply_triangles<T>(L, lower, A, X, A.row_stride == X.row_stride, plan::serial_order(parallel::threads()),
-                       isa::kernels<T>().lane_multiply,
+    apply_triangles<T>(L, lower, A, X, plan::serial_order(parallel::threads()), isa::kernels<T>().lane_multiply,
                        [&](View<const T> l, View<T> x, bool parallel) { trmm<T>(l, lower, x, parallel); });
 }
 

@@ -31,6 +31,20 @@ struct LeafTriangle {
 template <class T>
 void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
     const index_t n = L.rows;
+    if (n <= plan::few_sums && X.col_stride == 1 && X.cols >= plan::long_sum) {
+        // Few long rows: packing them for the kernel below would take longer than the solve.
+        for (index_t step = 0; step < n; ++step) {
+            const index_t i = lower ? step : n - 1 - step;
+            T* const row = X.at(i, 0);
+            for (index_t p = lower ? 0 : i + 1; p < (lower ? i : n); ++p) {
+                const T factor = L(i, p);
+                const T* const other = X.at(p, 0);
+                for (index_t j = 0; j < X.cols; ++j) row[j] -= factor * other[j];
+            }
+            for (index_t j = 0; j < X.cols && !unit; ++j) row[j] /= L(i, i);
+        }
+        return;
+    }
     if (n <= isa::leaf) {
         if (unit) return solve_triangle<T>(LeafTriangle<T>(L, lower, true).view, lower, X);
         if (lower)
@@ -98,14 +112,20 @@ index_t find_zero_diagonal(Batch<const T> L) {
     return -1;
 }
 
-// X := L^-1 A or L A for a batch: `lane_kernel` where one matrix per lane pays and `takes_layouts`, else a copy of A and
-// apply(L, X, parallel) on it.
+// Whether a batch of triangles of order n with m columns is computed with one item per lane.
+template <class T, class... Batches>
+bool fits_triangle_lanes(index_t count, index_t n, index_t m, const Batches&... batches) {
+    return n * m <= isa::lane_limit * isa::lane_limit && n * n * m <= plan::lane_order<T>() * plan::lane_order<T>() * plan::lane_order<T>() &&
+           fits_lanes<T>(count, n, batches...);
+}
+
+// X := L^-1 A or L A for a batch: `lane_kernel` where one matrix per lane pays, else a copy of A and apply(L, X, parallel) on it.
 template <class T, class LaneKernel, class Apply>
-void apply_triangles(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, bool takes_layouts,
-                     index_t serial_order, LaneKernel lane_kernel, Apply apply) {
+void apply_triangles(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X, index_t serial_order, LaneKernel lane_kernel,
+                     Apply apply) {
     const index_t n = L.rows, m = A.cols;
     if (n == 0 || m == 0) return;
-    if (takes_layouts && fits_lanes<T>(A.count, std::max(n, m), L, A, X)) {
+    if (fits_triangle_lanes<T>(A.count, n, m, L, A, X)) {
         for_lane_ranges<T>(A.count, n * n * m + 8 * n, [&](index_t begin, index_t end) {
             lane_kernel(L, lower, A, X, begin, end, thread_scratch());
         });
@@ -127,7 +147,7 @@ template <class T>
 void trsm_batch(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X) {
     const index_t serial_order = plan::uses_vendor_trsm<T>(L.rows) ? plan::current.vendor_trsm_serial
                                                                    : plan::serial_order(parallel::threads());
-    apply_triangles<T>(L, lower, A, X, true, serial_order, isa::kernels<T>().lane_solve,
+    apply_triangles<T>(L, lower, A, X, serial_order, isa::kernels<T>().lane_solve,
                        [&](View<const T> l, View<T> x, bool parallel) { trsm<T>(l, lower, x, parallel); });
 }
 

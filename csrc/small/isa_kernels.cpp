@@ -25,6 +25,8 @@ namespace {
 
 #include "small/lanes.h"
 
+#include "small/lane_products.h"
+
 #include "small/lane_potri.h"
 
 #include "small/lane_gesvd.h"
@@ -81,6 +83,8 @@ constexpr Kernels<T> make_table() {
     fill.set(&Table::lane_solve, &lane_triangle<T, true>);
     fill.set(&Table::lane_multiply, &lane_triangle<T, false>);
     fill.set(&Table::lane_product, &lane_product<T>);
+    fill.set(&Table::lane_gemm, &lane_gemm<T>);
+    fill.set(&Table::lane_sum_logs, &lane_sum_logs<T>);
     fill.set(&Table::lane_cho_solve, &lane_cho_solve<T>);
     fill.set(&Table::lane_potri, &lane_potri<T>);
     fill.set(&Table::lane_potri_reverse, &lane_potri_reverse<T>);
@@ -92,6 +96,7 @@ constexpr Kernels<T> make_table() {
     fill.set(&Table::lane_determinant, &lane_determinant<T>);
     fill.set(&Table::lane_inverse, &lane_inverse<T>);
     fill.set(&Table::lane_inverse_vjp, &lane_inverse_vjp<T>);
+    fill.set(&Table::lane_gesv, &lane_gesv<T>);
     fill.set(&Table::lane_syevd, &lane_syevd<T>);
     fill.set(&Table::lane_syevd_vjp, &lane_syevd_vjp<T>);
     fill.set(&Table::kalman_forward, &kalman_forward<T>);

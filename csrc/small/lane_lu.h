@@ -6,7 +6,8 @@
 // Results of the elimination for each lane, besides the factors.
 template <class T>
 struct Elimination {
-    LaneMask<T> origin[lane_limit];  // which row of A is now row k
+    LaneMask<T> origin[lane_limit];     // which row of A is now row k
+    LaneMask<T> exchanged[lane_limit];  // which row was exchanged with row k in step k
     LaneMask<T> status;              // 0; +k: pivot k (from 1) is zero; -k: it is NaN or infinite
     LaneMask<T> odd;                 // all bits set where the number of exchanges is odd
     Vec<T> mantissa;                 // determinant, without the sign of the exchanges, is mantissa * 2^exponent,
@@ -76,6 +77,7 @@ void eliminate(const LaneView<T>& A, Elimination<T>& found) {
             best = larger ? x : best;
             row = larger ? M{} + static_cast<Lane>(i) : row;
         }
+        if (with_lower) found.exchanged[k] = row;
         index_t rows[S::W > blended_rows ? S::W : blended_rows];
         const index_t exchanged = list_pivot_rows<T>(row, k, n, rows);
         for (index_t f = 0; f < exchanged; ++f) {
@@ -317,5 +319,103 @@ void lane_inverse_vjp(Batch<const T> B, Batch<const T> gB, Batch<T> gA, index_t 
         multiply_matrices<T, false>(inverse, cotangent, middle);
         multiply_matrices<T, true>(middle, inverse, result);
         scatter<T>(cotangent_buffer, gA, group);
+    });
+}
+
+// X := L^-1 X for a triangle of the factors; `unit`: its diagonal is taken as ones.
+template <class T>
+void substitute_triangle(const LaneView<T>& L, bool lower, bool unit, const LaneView<T>& X) {
+    const index_t n = L.rows;
+    for (index_t step = 0; step < n; ++step) {
+        const index_t i = lower ? step : n - 1 - step, from = lower ? 0 : i + 1, to = lower ? i : n;
+        index_t c = 0;
+        for (; c + chains <= X.cols; c += chains) {
+            Vec<T> acc[chains];
+#pragma GCC unroll 4
+            for (int r = 0; r < chains; ++r) acc[r] = X(i, c + r);
+            for (index_t k = from; k < to; ++k) {
+                const Vec<T> l = L(i, k);
+#pragma GCC unroll 4
+                for (int r = 0; r < chains; ++r) acc[r] -= l * X(k, c + r);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < chains; ++r) X(i, c + r) = unit ? acc[r] : acc[r] / L(i, i);
+        }
+        for (; c < X.cols; ++c) {
+            Vec<T> acc = X(i, c);
+            for (index_t k = from; k < to; ++k) acc -= L(i, k) * X(k, c);
+            X(i, c) = unit ? acc : acc / L(i, i);
+        }
+    }
+}
+
+// X := A^-1 X, or A^-T X, from the factors F of a group of items. Row k was exchanged with row pivots[item * (n + 1) + k] (from 1).
+template <class T>
+void solve_lanes(const LaneView<T>& F, const std::int32_t* pivots, Group<T> group, bool transposed, const LaneView<T>& X) {
+    const index_t n = F.rows;
+    const auto exchange = [&](index_t k) {
+        for (index_t l = 0; l < group.filled; ++l) {
+            const index_t other = pivots[(group.begin + l) * (n + 1) + k] - 1;
+            if (other == k) continue;
+            for (index_t j = 0; j < X.cols; ++j) {
+                const T kept = X(k, j)[l];
+                X(k, j)[l] = X(other, j)[l];
+                X(other, j)[l] = kept;
+            }
+        }
+    };
+    if (transposed) {
+        substitute_triangle<T>(F.t(), true, false, X);
+        substitute_triangle<T>(F.t(), false, true, X);
+        for (index_t k = n - 1; k >= 0; --k) exchange(k);
+    } else {
+        for (index_t k = 0; k < n; ++k) exchange(k);
+        substitute_triangle<T>(F, true, true, X);
+        substitute_triangle<T>(F, false, false, X);
+    }
+}
+
+// X := A^-1 B, or A^-T B, from the factors and pivots of gesv.h. With `A.data`, these are computed here, with the status of each item.
+template <class T>
+void lane_gesv(Batch<const T> A, Batch<const T> B, Batch<T> X, bool transposed, Batch<T> F, std::int32_t* pivots, std::int32_t* status,
+               index_t begin, index_t end, void* scratch) {
+    Vec<T>* factor_buffer = lane_buffer<T>(scratch);
+    Vec<T>* side_buffer = factor_buffer + lane_limit * lane_limit;
+    Vec<T>* reordered = side_buffer + lane_limit * lane_limit;
+    const index_t n = F.rows;
+    const auto scale_numbers = [](Vec<T>* numbers, index_t size, Vec<T> scale) {
+        bool is_one = true;
+        for (int l = 0; l < Simd<T>::W; ++l) is_one &= scale[l] == T(1);
+        for (index_t e = 0; e < size && !is_one; ++e) numbers[e] *= scale;
+    };
+    for_groups<T>(begin, end, [&](Group<T> group) {
+        const Batch<const T> factors = F.readonly();
+        const LaneView<T> triangles = lane_view<T>(factor_buffer, A.data ? A : factors);
+        if (A.data) {
+            gather<T>(A, group, factor_buffer);
+            const Vec<T> scale = find_range_scales<T>(factor_buffer, n * n);
+            scale_numbers(factor_buffer, n * n, scale);
+            Elimination<T> found;
+            eliminate<T, true>(triangles, found);
+            for (index_t l = 0; l < group.filled; ++l) {
+                const index_t item = group.begin + l;
+                for (index_t k = 0; k < n; ++k) pivots[item * (n + 1) + k] = static_cast<std::int32_t>(found.exchanged[k][l]) + 1;
+                pivots[item * (n + 1) + n] = scale[l] == T(1) ? 0 : __builtin_ilogb(scale[l]);
+                status[item] = static_cast<std::int32_t>(found.status[l]);
+            }
+            scatter<T>(reorder_for<T>(F, A, factor_buffer, reordered), F, group);
+        } else {
+            gather<T>(factors, group, factor_buffer);
+        }
+        gather<T>(B, group, side_buffer);
+        const index_t size = B.rows * B.cols;
+        const Vec<T> scale = find_range_scales<T>(side_buffer, size);
+        scale_numbers(side_buffer, size, scale);
+        solve_lanes<T>(triangles, pivots, group, transposed, lane_view<T>(side_buffer, B));
+        Vec<T> back = Simd<T>::fill(T(1)) / scale;
+        for (index_t l = 0; l < group.filled; ++l)
+            if (const std::int32_t exponent = pivots[(group.begin + l) * (n + 1) + n]) back[l] = __builtin_scalbn(back[l], exponent);
+        scale_numbers(side_buffer, size, back);
+        scatter<T>(reorder_for<T>(X, B, side_buffer, reordered), X, group);
     });
 }

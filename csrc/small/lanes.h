@@ -307,8 +307,8 @@ void lane_product(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool 
         }))
         return;
     Vec<T>* a_buffer = lane_buffer<T>(scratch);
-    Vec<T>* b_buffer = a_buffer + lane_limit * lane_limit;
-    Vec<T>* c_buffer = b_buffer + lane_limit * lane_limit;
+    Vec<T>* b_buffer = a_buffer + lane_product_elements;
+    Vec<T>* c_buffer = b_buffer + lane_product_elements;
     const LaneView<T> a = lane_view<T>(a_buffer, A), b = lane_view<T>(b_buffer, B), c = lane_view<T>(c_buffer, C);
     const Vec<T> factor = Simd<T>::fill(alpha);
     const index_t n = C.rows, k = A.cols;

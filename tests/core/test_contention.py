@@ -52,6 +52,15 @@ def test_one_late_join_is_no_contention() -> None:
         assert governor.limit(2, START + i * 500 * MS) == 2
 
 
+def test_late_joins_that_cost_little_are_no_contention() -> None:
+    """A program that wakes up for a moment, 25 times per second: two per cent of the time are lost."""
+    governor = _cpu.core.Governor()
+    for i in range(100):
+        now = START + i * 40 * MS
+        governor.report_join(now, MS // 10, MS)
+        assert governor.limit(2, now + 1) == 2
+
+
 def test_late_joins_lead_to_one_thread_for_a_while() -> None:
     governor = make_contended_governor()
     assert governor.limit(2, START + 1) == 1

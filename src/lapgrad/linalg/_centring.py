@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like
 from lapgrad.linalg._scale import find_unit
@@ -100,6 +100,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda g_centred, g_mean, unit: g_centred.new_empty(g_centred.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("centre_vjp"),
 )
 
 _UNIT = 3

@@ -6,14 +6,18 @@ import math
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _errors
+from lapgrad._kernels.table import make_shortcut
 from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind
 from lapgrad.linalg import _whitening
 from lapgrad.linalg._centring import centre
 from lapgrad.ops.gemm2 import gemm2
 from lapgrad.ops.gesvd import gesvd
 from lapgrad.ops.trsm import trsm
+
+_take_shortcut = make_shortcut("cca")
 
 
 class CanonicalCorrelations(NamedTuple):
@@ -83,6 +87,10 @@ def cca(X: Tensor, Y: Tensor, *, k: int | None = None, regularisation: float = 0
     _whitening.check_options("linalg.cca", k, min(p, q), "min(p, q)", regularisation)
     _whitening.check_rows("linalg.cca", "X", n - 1, p, regularisation)
     _whitening.check_rows("linalg.cca", "Y", n - 1, q, regularisation)
+    if not is_compiling():
+        found = _take_shortcut(X, Y, min(p, q) if k is None else k, regularisation)
+        if found is not None:
+            return CanonicalCorrelations(*found)
     (_, X, unit_x), (_, Y, unit_y) = (centre(Z, least=math.sqrt(regularisation)) for Z in (X, Y))
     Lx = _whitening.factorise_covariance(
         "linalg.cca", "the covariance of X", X, unit_x, n - 1, regularisation

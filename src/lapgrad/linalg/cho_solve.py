@@ -134,6 +134,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda L, X, gX, lower: (L.new_empty(L.shape), gX.new_empty(gX.shape)),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("cho_solve_vjp"),
 )
 
 operator = define(

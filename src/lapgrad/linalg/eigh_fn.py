@@ -10,7 +10,7 @@ from torch import Tensor, is_grad_enabled
 
 from lapgrad import _errors, _exceptions
 from lapgrad._formulas import gaps as _gaps
-from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad._torch.private import skips_dispatcher
@@ -224,6 +224,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda U, eigenvalues, gB, f, exponent, tol: gB.new_empty(gB.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("eigh_fn_vjp"),
 )
 
 operator = define(
@@ -232,6 +233,7 @@ operator = define(
     kernel=_apply,
     fake=_fake,
     formulas=Formulas(saves=((_U, _EIGENVALUES),), vjp=_vjp, jvp=_jvp),
+    shortcut=make_shortcut("eigh_fn"),
 )
 
 _GIVEN_U, _GIVEN_DIFFERENCES = 1, 4

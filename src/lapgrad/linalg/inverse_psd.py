@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define, define_fused
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad.ops import copyltu as _copyltu
@@ -107,6 +107,7 @@ operator_vjp = define_fused(
     kernel=_compute_congruence,
     fake=lambda B, G: B.new_empty(B.shape),
     composite=_compute_congruence_composite,
+    shortcut=make_shortcut("inverse_psd_vjp"),
 )
 
 operator = define(

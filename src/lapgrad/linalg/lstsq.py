@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import layout as _layout
 from lapgrad._torch.define import Formulas, define
 from lapgrad._torch.layout import allocate_matrix
@@ -220,4 +220,5 @@ operator = define(
     fake=_fake,
     formulas=Formulas(saves=((_B, _X, _Q, _L), (_Q, _L)), vjp=_vjp, jvp=_jvp),
     vmap=_columns.map_batch,
+    shortcut=make_shortcut("lstsq"),
 )

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from lapgrad import _exceptions
 from lapgrad._formulas import gaps as _gaps
+from lapgrad._kernels.table import make_shortcut
 from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg._centring import centre
 from lapgrad.ops import _spectral
@@ -17,6 +19,7 @@ from lapgrad.ops import syevd as _syevd
 from lapgrad.ops import syrk as _syrk
 
 _NAME = "linalg.pca"
+_take_shortcut = make_shortcut("pca")
 
 
 class PrincipalComponents(NamedTuple):
@@ -101,6 +104,8 @@ def pca(
         raise _exceptions.OptionError(
             f"{_NAME}: k must be between 0 and the smaller side of X, got {k} for shape {tuple(X.shape)}."
         )
+    if not is_compiling() and (found := _take_shortcut(X, k)) is not None:
+        return PrincipalComponents(*found)
     degrees = max(n - 1, 1)
     # Where a variance overflows, centred is NaN, which syevd refuses.
     mean, centred, unit = centre(X, degrees=degrees)

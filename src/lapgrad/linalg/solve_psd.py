@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import has_kernel, lookup
+from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like
 from lapgrad.linalg.cho_solve import operator as _cho_solve
@@ -137,6 +137,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda L, X, gX, lower: (L.new_empty(L.shape), gX.new_empty(gX.shape)),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("solve_psd_vjp"),
 )
 
 operator = define(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad._kernels.table import lookup, make_shortcut
+from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define
 from lapgrad._torch.layout import allocate_like, check_square_matrix
 from lapgrad._torch.private import skips_dispatcher
@@ -66,6 +66,10 @@ def _mirror_in_place(A: Tensor, lower: bool) -> None:
 def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gB: Tensor) -> tuple[Tensor]:
     """The triangle of gB + gB^T, its diagonal halved: an entry counts in both places, a diagonal one once."""
     (lower,) = flags
+    if not is_compiling() and (shortcut := find_shortcut("copyltu_vjp_shortcut")):
+        gA: Tensor | None = shortcut(gB, lower)
+        if gA is not None:
+            return (gA,)
     if not skips_dispatcher((gB,)):  # vmap knows no in-place tril, and a diagonal of a DTensor may be a copy
         return (gB.tril() + gB.mT.tril(-1) if lower else gB.triu() + gB.mT.triu(1),)
     gA = gB + gB.mT

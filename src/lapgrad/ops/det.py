@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad import _errors
-from lapgrad._kernels.table import lookup
+from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import lu as _torch_lu
 from lapgrad._torch.define import Formulas, define, define_fused
 from lapgrad._torch.layout import allocate_like, check_square_matrix
@@ -208,6 +208,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda A, LU, pivots, weight: A.new_empty(A.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("det_vjp"),
 )
 
 _A, _LU, _PIVOTS = 0, 2, 3

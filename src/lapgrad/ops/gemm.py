@@ -112,9 +112,8 @@ def _vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gD: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As for gemm2, and gC = beta gD."""
-    (A, B), (transpose_a, transpose_b, alpha, beta) = saved, flags
-    gA = _gemm2.compute_first_vjp(B, gD, transpose_a, transpose_b, alpha) if needs[0] else None
-    gB = _gemm2.compute_second_vjp(A, gD, transpose_a, transpose_b, alpha) if needs[1] else None
+    *product_flags, beta = flags
+    gA, gB = _gemm2.compute_vjp(needs, saved, product_flags, gD)
     gC = None if not needs[2] else gD if beta == 1.0 else gD * beta
     return gA, gB, gC
 

@@ -97,26 +97,31 @@ def _fake(A: Tensor, B: Tensor, transpose_a: bool, transpose_b: bool, alpha: flo
     return allocate_matrix(A, A.shape[-1 if transpose_a else -2], B.shape[-2 if transpose_b else -1])
 
 
-def compute_first_vjp(B: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
+def _compute_first_vjp(B: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
     """gA of C = alpha ta(A) tb(B): gC tb(B)^T, or its transpose tb(B) gC^T."""
     if transpose_a:
         return operator.call(B, gC, transpose_b, True, alpha)
     return operator.call(gC, B, False, not transpose_b, alpha)
 
 
-def compute_second_vjp(A: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
+def _compute_second_vjp(A: Tensor, gC: Tensor, transpose_a: bool, transpose_b: bool, alpha: float) -> Tensor:
     """gB of C = alpha ta(A) tb(B): ta(A)^T gC, or its transpose gC^T ta(A)."""
     if transpose_b:
         return operator.call(gC, A, True, transpose_a, alpha)
     return operator.call(A, gC, not transpose_a, False, alpha)
 
 
-def _vjp(
+def compute_vjp(
     needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], gC: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
+    """gA and gB of C = alpha ta(A) tb(B); the flags are transpose_a, transpose_b and alpha."""
     A, B = saved
-    gA = compute_first_vjp(B, gC, *flags) if needs[0] else None
-    gB = compute_second_vjp(A, gC, *flags) if needs[1] else None
+    if needs[0] and needs[1] and not is_compiling() and (shortcut := find_shortcut("gemm2_vjp_shortcut")):
+        both: tuple[Tensor, Tensor] | None = shortcut(A, B, gC, *flags)
+        if both is not None:
+            return both
+    gA = _compute_first_vjp(B, gC, *flags) if needs[0] else None
+    gB = _compute_second_vjp(A, gC, *flags) if needs[1] else None
     return gA, gB
 
 
@@ -136,7 +141,7 @@ operator = define(
     "(Tensor A, Tensor B, bool transpose_a, bool transpose_b, float alpha) -> Tensor",
     kernel=_multiply,
     fake=_fake,
-    formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((_B,), (_A,)), vjp=compute_vjp, jvp=_jvp),
     shortcut=make_shortcut("gemm2"),
 )
 

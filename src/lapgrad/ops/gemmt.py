@@ -104,6 +104,16 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """With G = alpha tri(gC): the gradient of ta(A) is G tb(B)^T, that of tb(B) is ta(A)^T G."""
     (A, B), (lower, transpose_a, transpose_b, alpha) = saved, flags
+    if (
+        needs[0]
+        and needs[1]
+        and alpha == 1.0
+        and not is_compiling()
+        and (shortcut := find_shortcut("gemmt_vjp_shortcut"))
+    ):
+        both: tuple[Tensor, Tensor] | None = shortcut(A, B, gC, lower, transpose_a, transpose_b)
+        if both is not None:
+            return both
     gA = gB = None
     if needs[0]:
         factor = B.mT if transpose_a == transpose_b else B

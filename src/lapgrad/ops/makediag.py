@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -79,4 +80,5 @@ operator = define(
     fake=_fake,
     formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
     shortcut=lambda d, offset: None if offset else _take_shortcut(d),
+    recorded=torch.diag_embed,
 )

@@ -365,7 +365,7 @@ def _vjp_top(
     parts = [
         operator_vjp.call(U, eigenvalues, *pair, degeneracy, tol)
         for pair in ((gU, slope), (gU_all, slope_all))
-        if pair != (None, None)
+        if pair[0] is not None or pair[1] is not None
     ]
     return (parts[0] if len(parts) == 1 else parts[0] + parts[1],)
 
@@ -425,6 +425,7 @@ operator_vjp = define_fused(
     kernel=_compute_vjp,
     fake=lambda U, eigenvalues, gU, slope, degeneracy, tol: U.new_empty(U.shape),
     composite=_compute_vjp_composite,
+    shortcut=make_shortcut("syevd_vjp"),
 )
 
 _A, _U, _EIGENVALUES = 0, 1, 2

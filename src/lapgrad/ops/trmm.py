@@ -88,6 +88,10 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """B = t(L) A gives gA = t(L)^T gB and gL = tri(gB A^T), the other sides and transpositions likewise."""
     (L, A), (lower, transpose, rightside) = saved, flags
+    if needs[0] and needs[1] and not is_compiling() and (shortcut := find_shortcut("trmm_vjp_shortcut")):
+        both: tuple[Tensor, Tensor] | None = shortcut(L, A, gB, *flags)
+        if both is not None:
+            return both
     gL = _triangular.compute_triangle_vjp(gB, A, lower, transpose, rightside, 1.0) if needs[0] else None
     gA = operator.call(L, gB, lower, not transpose, rightside) if needs[1] else None
     return gL, gA

@@ -115,6 +115,10 @@ def _vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """gA = t(L)^-T gX, and gL is minus the gradient of L in the product t(L) X = A with cotangent gA."""
     (L, X), (lower, transpose, rightside) = saved, flags
+    if needs[0] and needs[1] and not is_compiling() and (shortcut := find_shortcut("trsm_vjp_shortcut")):
+        both: tuple[Tensor, Tensor] | None = shortcut(L, X, gX, *flags)
+        if both is not None:
+            return both
     gA = _solve_again(L, gX, lower, not transpose, rightside)
     gL = _triangular.compute_triangle_vjp(gA, X, lower, transpose, rightside, -1.0) if needs[0] else None
     return gL, gA if needs[1] else None

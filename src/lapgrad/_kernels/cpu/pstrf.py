@@ -25,3 +25,17 @@ def pstrf(
         -1.0 if tol is None else tol,
     )
     return failure
+
+
+def serves_pstrf_vjp(L: Tensor) -> bool:
+    """Whether L is square: all columns were asked for."""
+    return L.shape[-1] == L.shape[-2]
+
+
+def pstrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, pivots: Tensor, found: Tensor) -> None:
+    """gA := the gradient for the cotangent gL, in the order of A."""
+    L, factor = hand_over(L, False)
+    gL, cotangent = hand_over(gL, False)
+    pivots, found = pivots.contiguous(), found.contiguous()
+    addresses = pivots.data_ptr(), found.data_ptr(), gA.data_ptr()
+    core.pstrf_vjp(L.element_size(), *factor, *cotangent, *addresses, count_items(L), L.shape[-1])
