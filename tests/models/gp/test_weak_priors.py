@@ -35,10 +35,10 @@ def test_the_objective_is_the_loss_and_a_prior_of_logarithms() -> None:
     model.set_criterion("regularised", X)
     typical = math.sqrt(3.0) * X.std(0, correction=0)
     deviations = (torch.tensor([0.5, 2.0, 8.0]).to(X) / typical).log()
-    covariance = 0.7**2 * torch.eye(3).to(X) + 1.0
+    L = torch.linalg.cholesky(0.7**2 * torch.eye(3).to(X) + 1.0)
     assert_close(
         model.compute_objective() - model.loss(),
-        0.5 * deviations @ (covariance.inverse() @ deviations),
+        0.5 * torch.linalg.solve_triangular(L, deviations[:, None], upper=False).square().sum(),
     )
     model.set_criterion("likelihood", X)
     assert_close(model.compute_objective(), model.loss())

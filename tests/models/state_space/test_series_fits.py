@@ -146,6 +146,11 @@ def test_the_sign_of_an_autocorrelation_does_not_depend_on_the_start(partial: fl
     assert result.converged
 
 
+def test_one_of_two_variances_that_has_vanished_is_raised() -> None:
+    model = LinearGaussianSSM(nile(), LocalLevel(1e-4), noise_var=16000.0)
+    assert -model.fit().loss > -633.4646 - 1e-3
+
+
 def test_a_single_variance_takes_two_evaluations() -> None:
     model = LinearGaussianSSM(nile(), LocalLevel(), noise_var=0)
     result = model.fit()

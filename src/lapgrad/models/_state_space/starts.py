@@ -150,7 +150,8 @@ def propose_start(
     """
     logs = [number.power * float(x[i]) for i, number in enumerate(numbers) if number.is_variance]
     largest = max(logs, default=0.0)
-    if len(numbers) == 2 and all(number.is_variance for number in numbers):
+    # A variance that has vanished has no ratio to scan: it is raised below.
+    if len(numbers) == len(logs) == 2 and min(logs) > largest + math.log(_NEGLIGIBLE):
         return _scan_ratio(numbers, x, value, evaluate)
     found_best: list[tuple[float, int, Array]] = []
     far: dict[int, tuple[float, Array]] = {}
