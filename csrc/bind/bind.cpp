@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/contention.h"
 #include "base/blas.h"
 #include "base/isa.h"
 #include "base/lapack.h"
@@ -67,6 +68,22 @@ nb::dict list_constants() {
 }
 
 }  // namespace
+
+// Binds the response of the core to other programs on the same cores. The class is for tests, which pass times of their own.
+void bind_contention(nb::module_& m) {
+    using contention::Governor;
+    m.def("configure_contention", &contention::configure,
+          "Whether threads are given up while other programs use the cores, and the most threads ever used (0: no limit).");
+    m.def("limited_threads", &parallel::threads, "The threads that a loop started now gets; `threads` is what the pool has.");
+    m.def("retreat_now", [] { contention::governor().report_preemptions(contention::read_clock(), 1000, 0); },
+          "Tell the governor of the process that the cores are taken.");
+    nb::class_<Governor>(m, "Governor")
+        .def(nb::init<>())
+        .def("limit", &Governor::limit)
+        .def("report_join", &Governor::report_join)
+        .def("report_preemptions", &Governor::report_preemptions);
+}
+
 }  // namespace lapgrad::binding
 
 namespace nb = nanobind;

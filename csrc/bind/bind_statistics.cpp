@@ -47,11 +47,13 @@ T choose_tolerance(index_t n, std::optional<double> tol) {
     return T(tol ? *tol : 8.0 * (1.0 + std::sqrt(double(n))) * double(std::numeric_limits<T>::epsilon()));
 }
 
+bool is_small(const TensorOperand& A) { return A.rows * A.cols <= plan::composed_entries; }
+
 // (f(A), U, eigenvalues).
 nb::object eigh_fn(nb::handle a, nb::handle lower, nb::handle name, nb::handle, nb::handle tol) {
     TensorOperand A;
     const std::optional<MatrixFunction> f = find_function(name);
-    if (!f || !is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
+    if (!f || !is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols || !is_small(A)) return nb::none();
     const index_t n = A.rows, count = A.count;
     const NewTensor b = allocate_like(A), u = allocate_like(A), eigenvalues = allocate_vector(A, n);
     const Operand B = make_dense(b, n, n), U = make_dense(u, n, n), matrices = A.flip_if(!is_true(lower));
@@ -74,7 +76,7 @@ nb::object eigh_fn_vjp(nb::handle u, nb::handle eigenvalues, nb::handle cotangen
     if (!f || !is_plain_eager() || !describe_tensor(u, U) || !describe_vectors(eigenvalues, l) || !describe_tensor(cotangent, G))
         return nb::none();
     const index_t n = U.rows, count = U.count;
-    if (!have_one_kind(U, l) || !have_one_kind(U, G) || U.cols != n || l.cols != n || G.rows != n || G.cols != n || !l.is_contiguous)
+    if (!is_small(U) || !have_one_kind(U, l) || !have_one_kind(U, G) || U.cols != n || l.cols != n || G.rows != n || G.cols != n || !l.is_contiguous)
         return nb::none();
     const NewTensor ga = allocate_like(U);
     const Operand gA = make_dense(ga, n, n);
@@ -90,7 +92,7 @@ nb::object eigh_fn_vjp(nb::handle u, nb::handle eigenvalues, nb::handle cotangen
 // (components, variance, mean, scores) for k components.
 nb::object pca(nb::handle x, index_t k) {
     TensorOperand X;
-    if (!is_plain_eager() || !describe_tensor(x, X)) return nb::none();
+    if (!is_plain_eager() || !describe_tensor(x, X) || !is_small(X)) return nb::none();
     const index_t n = X.rows, d = X.cols, count = X.count;
     if (k < 1 || k > std::min(n, d)) return nb::none();
     const NewTensor components = allocate_matrix(X, k, d), variance = allocate_vector(X, k), mean = allocate_vector(X, d),
@@ -107,7 +109,8 @@ nb::object pca(nb::handle x, index_t k) {
 // (correlations, W_x, W_y), k of each, for observations with enough rows.
 nb::object cca(nb::handle x, nb::handle y, index_t k, double regularisation) {
     TensorOperand X, Y;
-    if (!is_plain_eager() || !describe_tensor(x, X) || !describe_tensor(y, Y) || !have_one_kind(X, Y)) return nb::none();
+    if (!is_plain_eager() || !describe_tensor(x, X) || !describe_tensor(y, Y) || !have_one_kind(X, Y) || !is_small(X) || !is_small(Y))
+        return nb::none();
     const index_t n = X.rows, p = X.cols, q = Y.cols, count = X.count;
     if (Y.rows != n || k < 1 || k > std::min(p, q)) return nb::none();
     const NewTensor s = allocate_vector(X, k), wx = allocate_matrix(X, p, k), wy = allocate_matrix(X, q, k);

@@ -69,7 +69,7 @@ def pstrf(
         dL2 = (dA21 - L2 dL1^T) L1^-T. Saves L, the pivots and the rank.
 
     Memory:
-        forward 1, backward 5
+        forward 1, backward 3
         With ``rank=None``, in units of L and of the gradient. With a rank of at most n / 8: forward two
         buffers of n x rank. In between: a copy of A besides L.
 
