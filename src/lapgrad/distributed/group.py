@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -275,7 +276,8 @@ class PendingSum:
         """Return the sums, and the status of each rank."""
         assert self._buffer is not None
         buffer, self._buffer, self._group.unfinished = self._buffer, None, None
-        self._group.wait(self._work, self._device)
+        work, self._work = self._work, None  # while it is referred to, the threads of the process group live on
+        self._group.wait(work, self._device)
         status: list[float] = buffer[: self._group.size].tolist()
         return buffer[self._group.size :], status
 
@@ -360,6 +362,9 @@ def _end_process_group() -> None:
     """
     if not hasattr(sys, "last_value") and dist.is_initialized():
         dist.destroy_process_group()
+        # A group that is still referred to keeps its threads. They free the tensors of the last sum, for which
+        # they need the interpreter: let them.
+        time.sleep(0.2)
 
 
 def _find_launcher() -> tuple[int, int] | None:
