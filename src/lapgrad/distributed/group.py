@@ -276,7 +276,7 @@ class PendingSum:
         """Return the sums, and the status of each rank."""
         assert self._buffer is not None
         buffer, self._buffer, self._group.unfinished = self._buffer, None, None
-        work, self._work = self._work, None  # while it is referred to, the threads of the process group live on
+        work, self._work = self._work, None  # it would keep threads of the process group alive
         self._group.wait(work, self._device)
         status: list[float] = buffer[: self._group.size].tolist()
         return buffer[self._group.size :], status
@@ -362,8 +362,8 @@ def _end_process_group() -> None:
     """
     if not hasattr(sys, "last_value") and dist.is_initialized():
         dist.destroy_process_group()
-        # A group that is still referred to keeps its threads. They free the tensors of the last sum, for which
-        # they need the interpreter: let them.
+        # A group that is still referred to keeps its threads. They need the interpreter to free the tensors
+        # of the last sum.
         time.sleep(0.2)
 
 
