@@ -10,12 +10,15 @@ import os
 import random
 import signal
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from device import DEVICE
 from paths import PATHS
+
+import lapgrad
 
 #: Programs that tests start as processes, stand-ins for other libraries, and a plugin of pytest.
 collect_ignore = ["bench/fake_peers", "bench/fake_processes", "sanitized_core.py"]
@@ -61,6 +64,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.default_generator.manual_seed(seed)
     if DEVICE.type == "cuda":
         torch.cuda.manual_seed_all(seed)
+
+
+@pytest.fixture
+def overrides_removed() -> Iterator[None]:
+    """The test starts and ends without the overrides of ``lapgrad.accelerate()``."""
+    lapgrad.accelerate.off()
+    lapgrad.accelerate.stats(reset=True)
+    yield
+    lapgrad.accelerate.off()
 
 
 def _chooses_its_own_path(item: pytest.Item) -> bool:

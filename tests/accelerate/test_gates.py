@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -20,19 +21,12 @@ from lapgrad.accelerate.statistics import SMALL, Counts
 
 pytestmark = [
     pytest.mark.cpu,
+    pytest.mark.usefixtures("overrides_removed"),
     pytest.mark.skipif(lapgrad._kernels.native.core is None, reason="gates are part of the compiled core"),
 ]
 
 ROUTE = {route.operator: route for route in ROUTES}
 KEYS = _torch_private.backend_keys("cpu")
-
-
-@pytest.fixture(autouse=True)
-def overrides_removed() -> Iterator[None]:
-    lapgrad.accelerate.off()
-    lapgrad.accelerate.stats(reset=True)
-    yield
-    lapgrad.accelerate.off()
 
 
 def make_gate(route: Route, counts: Counts, records: bool = False) -> Any:
@@ -110,7 +104,7 @@ def test_choices_are_read_at_each_call() -> None:
 
 
 def test_gradients_and_what_is_not_plain() -> None:
-    gate = make_gate(ROUTE["linalg_qr"], Counts(), records=True)
+    gate = make_gate(ROUTE["_linalg_svd"], Counts(), records=True)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU) | torch._C.DispatchKeySet(
         torch._C.DispatchKey.AutogradCPU
     )
@@ -178,7 +172,42 @@ def test_counts() -> None:
     assert not counts.items()
 
 
-@pytest.mark.parametrize("function", ["eigh", "svd", "qr", "inv_ex"])
+def test_counts_are_read_while_garbage_collection_calls_gates() -> None:
+    """Finalizers of garbage run whenever Python makes an object, also while the table is copied to Python."""
+    counts = Counts()
+    gate = make_gate(ROUTE["linalg_cholesky_ex"], counts)
+    first_shapes = list(itertools.product(range(1, 17), range(1, 17)))
+    new_shapes = iter([(items, *shape) for items in (1, 2) for shape in first_shapes])
+
+    class Caller:
+        """Garbage that adds shapes to the table, until its entries move, and leaves garbage like itself."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            for shape in itertools.islice(new_shapes, 2):
+                gate(torch.zeros(shape))
+                self.itself = Caller()
+
+    thresholds = gc.get_threshold()
+    token = SCOPE.set(Choice(NAMES))
+    try:
+        for shape in first_shapes:
+            gate(torch.zeros(shape))
+        Caller()
+        gc.set_threshold(1)
+        found = counts.items()
+    finally:
+        gc.set_threshold(*thresholds)
+        SCOPE.reset(token)
+    assert next(new_shapes, (0, 0, 0)) != (1, 1, 1)  # it has run
+    assert sorted((shape, calls) for (*_, shape), calls in found if len(shape) == 2) == [
+        (shape, 1) for shape in first_shapes
+    ]
+
+
+@pytest.mark.parametrize("function", ["eigh", "svd", "inv_ex"])
 def test_recorded_calls_that_are_passed_on_are_those_of_torch(function: str) -> None:
     A = torch.randn(4, 4, dtype=torch.float64)
     A = (A @ A.mT + torch.eye(4, dtype=torch.float64)).requires_grad_()
@@ -186,9 +215,7 @@ def test_recorded_calls_that_are_passed_on_are_those_of_torch(function: str) -> 
     results = []
     for accelerated in (False, True):
         with (
-            lapgrad.accelerate(only={"cholesky", "eigh", "svd", "qr"})
-            if accelerated
-            else lapgrad.accelerate.off()
+            lapgrad.accelerate(only={"cholesky", "eigh", "svd"}) if accelerated else lapgrad.accelerate.off()
         ):
             found = call(A)
         found = found if isinstance(found, tuple) else (found,)
@@ -255,3 +282,34 @@ def test_out_of_small_matrices() -> None:
         assert L._version > version
         with pytest.raises(RuntimeError, match="out="):
             torch.linalg.cholesky_ex(A.clone().requires_grad_(), out=(L, info))
+
+
+@pytest.mark.parametrize("function", ["cholesky", "eigh", "qr", "inv", "svd"])
+def test_errors_of_hooks_pass_through(function: str) -> None:
+    """A hook of autograd that raises is called once: a checkpoint ends what it computes again in this way."""
+    A = torch.randn(4, 4, dtype=torch.float64)
+    A = (A @ A.mT + torch.eye(4, dtype=torch.float64)).requires_grad_()
+    calls = []
+
+    def raise_error(tensor: Tensor) -> None:
+        calls.append(tensor)
+        raise ZeroDivisionError
+
+    def compute(A: Tensor) -> Tensor:
+        found = getattr(torch.linalg, function)(A)
+        return found if isinstance(found, Tensor) else found[1]
+
+    results = []
+    for scope in (lapgrad.accelerate.off(), lapgrad.accelerate(only={"solve"}), lapgrad.accelerate()):
+        with scope:
+            calls.clear()
+            with (
+                pytest.raises(ZeroDivisionError),
+                torch.autograd.graph.saved_tensors_hooks(raise_error, lambda packed: packed),
+            ):
+                compute(A)
+            assert len(calls) == 1
+            result = torch.utils.checkpoint.checkpoint(compute, A, use_reentrant=False)
+            results.append(torch.autograd.grad(result.sum(), A)[0])
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])

@@ -25,7 +25,11 @@ from torch_samples import (
 import lapgrad
 from lapgrad import linalg
 
-pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning")]
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.usefixtures("overrides_removed"),
+    pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning"),
+]
 
 #: torch's samples by the name of the function here.
 SAMPLES = {
@@ -52,6 +56,34 @@ def test_values(name: str, dtype: torch.dtype) -> None:
             assert_all_close(
                 select_comparable(sample, actual), select_comparable(sample, expected), HIGHER_ORDER
             )
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("upper", [True, False])
+@pytest.mark.parametrize("n", [33, 70])
+def test_solves_with_few_columns_are_those_of_torch(n: int, upper: bool, left: bool) -> None:
+    """By torch's kernel, called by address where it is known, also for views that it must not read."""
+    torch.manual_seed(n)
+    A = torch.randn(n, n, dtype=torch.float64) / n**0.5 + 2 * torch.eye(n, dtype=torch.float64)
+    B = torch.randn(3, n, 2, dtype=torch.float64) if left else torch.randn(3, 2, n, dtype=torch.float64)
+    sides = [
+        B[0],
+        torch._neg_view(B[0]),
+        torch._efficientzerotensor(B.shape, dtype=B.dtype)[1],
+        B[1].mT.contiguous().mT,
+    ]
+    for side in sides:
+        for matrix in (A, torch._neg_view(A)):
+            expected = torch.linalg.solve_triangular(matrix.clone(), side.clone(), upper=upper, left=left)
+            actual = linalg.solve_triangular(matrix, side, upper=upper, left=left)
+            assert actual.stride() == expected.stride()
+            torch.testing.assert_close(actual, expected)
+    leaves = [A.clone().requires_grad_(), B[0].clone().requires_grad_()]
+    gradients = [
+        torch.autograd.grad(solve(*leaves, upper=upper, left=left).square().sum(), leaves)
+        for solve in (linalg.solve_triangular, torch.linalg.solve_triangular)
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -13,7 +13,7 @@ from torch import Tensor
 import lapgrad
 from lapgrad._translation import lu
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("overrides_removed")]
 
 
 @pytest.fixture(autouse=True)

@@ -12,23 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import get_output
 
 import lapgrad
+from lapgrad.__main__ import run as run_module
+from lapgrad.accelerate import overrides as module_of_overrides
 from lapgrad.accelerate import registry
 from lapgrad.accelerate.choices import Choice
 from lapgrad.accelerate.overrides import Overrides
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("overrides_removed")]
 
 A = torch.eye(4, dtype=torch.float64).expand(3, 4, 4)
-
-
-@pytest.fixture(autouse=True)
-def overrides_removed() -> Iterator[None]:
-    lapgrad.accelerate.off()
-    lapgrad.accelerate.stats(reset=True)
-    yield
-    lapgrad.accelerate.off()
 
 
 def is_taken(function: str = "cholesky") -> bool:
@@ -46,17 +41,25 @@ def test_process() -> None:
     assert not is_taken()
 
 
+#: Beside other tests, overrides may have been removed so often already that they stay.
+SWITCHED_OFF = """
+import torch, lapgrad
+
+names = [f"aten::{name}" for name in ("linalg_cholesky_ex", "linalg_qr", "linalg_qr.out")]
+
+def kernels():
+    return [repr(torch.library.get_kernel(name, key)) for name in names for key in ("CPU", "AutogradCPU")]
+
+own = kernels()
+lapgrad.accelerate()
+accelerated = kernels()
+lapgrad.accelerate.off()
+print(accelerated != own, kernels() == own)
+"""
+
+
 def test_off_gives_torch_its_kernels_back() -> None:
-    names = [f"aten::{name}" for name in ("linalg_cholesky_ex", "linalg_qr", "linalg_qr.out")]
-
-    def kernels() -> list[str]:
-        return [repr(torch.library.get_kernel(name, key)) for name in names for key in ("CPU", "AutogradCPU")]
-
-    own = kernels()
-    lapgrad.accelerate()
-    assert kernels() != own
-    lapgrad.accelerate.off()
-    assert kernels() == own
+    assert get_output(SWITCHED_OFF).split() == ["True", "True"]
 
 
 def test_block() -> None:
@@ -302,6 +305,60 @@ def test_overrides_stay_while_a_scope_is_open() -> None:
     assert not overrides.installed
 
 
+def test_overrides_stay_after_many_removals() -> None:
+    """What is kept for each removal must not fill the memory of a program that switches in a loop."""
+    made, choice = Overrides(), Choice(frozenset({"qr"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_of_overrides, "_MOST_REMOVALS", 3)
+        for removals in range(6):
+            made.install(choice)
+            made.remove()
+            assert bool(made.installed) == (removals >= 3)
+    made.remove()
+    assert not made.installed
+
+
+SWITCHED_BESIDE_THREADS = """
+import threading, time, torch, lapgrad
+
+torch.set_num_threads(1)
+is_over, errors = [], []
+
+def work(*shape):
+    A = torch.randn(*shape, shape[-1], dtype=torch.float64)
+    A = A @ A.mT + shape[-1] * torch.eye(shape[-1], dtype=torch.float64)
+    leaf, I = A.clone().requires_grad_(), torch.eye(shape[-1], dtype=torch.float64).expand(A.shape)
+    try:
+        while not is_over:
+            L, Q, eigenvectors = torch.linalg.cholesky(A), torch.linalg.qr(A).Q, torch.linalg.eigh(A)[1]
+            torch.testing.assert_close(L @ L.mT, A)
+            torch.testing.assert_close(Q.mT @ Q, I)
+            torch.testing.assert_close(eigenvectors.mT @ eigenvectors, I)
+            torch.testing.assert_close(torch.linalg.solve_triangular(L, L, upper=False), I)
+            torch.autograd.grad(torch.linalg.cholesky(leaf).sum(), leaf)
+    except Exception as error:
+        errors.append(error)
+
+threads = [threading.Thread(target=work, args=shape) for shape in ((4,), (3, 60), (150,), (50, 20))]
+for thread in threads:
+    thread.start()
+for k in range(50):
+    lapgrad.accelerate(always=k % 2 == 0)
+    time.sleep(0.02 * (k % 3 == 0))
+    lapgrad.accelerate.off()
+    time.sleep(0.02 * (k % 3 == 1))
+is_over.append(True)
+for thread in threads:
+    thread.join()
+print(errors or "right")
+"""
+
+
+def test_switching_beside_threads_that_compute() -> None:
+    """torch frees a kernel that is taken back and not kept, also if another thread is about to run it."""
+    assert get_output(SWITCHED_BESIDE_THREADS).strip() == "right"
+
+
 SCRIPT = """
 import sys, torch
 A = torch.eye(300, requires_grad=True)
@@ -342,6 +399,11 @@ def test_commands_still_run_as_a_module() -> None:
         [sys.executable, "-m", "lapgrad", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("lapgrad ")
+
+
+def test_a_script_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_module(["no_such_script.py"]) == 2
+    assert "there is no script no_such_script.py" in capsys.readouterr().err
 
 
 def test_only_operators_that_are_asked_for_have_an_override() -> None:

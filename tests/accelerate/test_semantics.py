@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,14 +16,7 @@ from torch_samples import accelerate_everything
 import lapgrad
 from lapgrad.accelerate.statistics import Counts, summarise
 
-pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture(autouse=True)
-def overrides_removed() -> Iterator[None]:
-    lapgrad.accelerate.stats(reset=True)
-    yield
-    lapgrad.accelerate.off()
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("overrides_removed")]
 
 
 def positive_definite(*shape: int) -> Tensor:
@@ -221,7 +213,7 @@ def test_small_matrices_are_left_to_torch() -> None:
     A = positive_definite(4)
     with lapgrad.accelerate():
         torch.linalg.cholesky(A)
-        torch.linalg.qr(A.requires_grad_())
+        torch.linalg.eigh(A.requires_grad_())
     assert lapgrad.accelerate.stats().taken == 0
     assert {entry.reason for entry in lapgrad.accelerate.stats()} == {"faster in torch"}
 
@@ -258,9 +250,9 @@ def test_calls_that_are_passed_on_are_counted_each_time() -> None:
         for _ in range(5):
             torch.linalg.cholesky(A)
             torch.linalg.solve_triangular(A, B, upper=False)
-            torch.linalg.qr(A.clone().requires_grad_())
+            torch.linalg.eigh(A.clone().requires_grad_())
     found = {entry.operator: entry.calls for entry in lapgrad.accelerate.stats()}
-    assert found == {"linalg_cholesky_ex": 5, "linalg_solve_triangular": 5, "linalg_qr": 5}
+    assert found == {"linalg_cholesky_ex": 5, "linalg_solve_triangular": 5, "_linalg_eigh": 5}
     with accelerate_everything():
         torch.linalg.cholesky(A)
     assert lapgrad.accelerate.stats().taken == 1
@@ -300,3 +292,41 @@ def test_factorisations_of_batches_are_right_on_several_threads(threads: int) ->
         timeout=200,
     )
     assert done.stdout.strip() == "right", done.stderr
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("n", [3, 200])
+@pytest.mark.parametrize(
+    "call", ["cholesky", "eigh", "eigvalsh", "svd", "svdvals", "qr", "inv", "det", "solve_triangular"]
+)
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state:UserWarning")
+def test_sparse_matrices_are_left_to_torch(call: str, n: int, layout: torch.layout) -> None:
+    A = torch.eye(n, dtype=torch.float64).to_sparse(layout=layout)
+    function = getattr(torch.linalg, call)
+
+    def compute() -> Any:
+        return function(A, A, upper=False) if call == "solve_triangular" else function(A)
+
+    expected = get_outcome(compute)
+    for scope in (lapgrad.accelerate(), accelerate_everything()):
+        with scope:
+            assert get_outcome(compute) == expected
+    assert lapgrad.accelerate.stats().taken == 0
+
+
+@pytest.mark.parametrize("n", [3, 40, 100])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_negated_views(n: int, gradient: bool) -> None:
+    """torch calls the kernel of ``solve_triangular``, and of no other operator here, with negated views."""
+    A = positive_definite(n).tril()
+    Z = torch.complex(torch.randn(n, 6, dtype=torch.float64), torch.randn(n, 6, dtype=torch.float64))
+    minus_A, side, minus_side = torch._neg_view(A), Z.imag, Z.conj().imag
+    assert minus_side.is_neg()
+    for operands in ((A, minus_side), (minus_A, side), (minus_A, minus_side)):
+        leaves = [operand.detach().requires_grad_(gradient) for operand in operands]
+        expected = torch.linalg.solve_triangular(*leaves, upper=False)
+        with accelerate_everything():
+            actual = torch.linalg.solve_triangular(*leaves, upper=False)
+        assert_close(actual, expected)
+        if gradient:
+            assert_all_close(*(torch.autograd.grad(X.sum(), leaves) for X in (actual, expected)))

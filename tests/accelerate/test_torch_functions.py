@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,19 +13,14 @@ from torch import Tensor
 import lapgrad
 from lapgrad._torch import private as _torch_private
 from lapgrad._translation import _torch_functions
+from lapgrad.accelerate import gates, overrides
+from lapgrad.accelerate.switch import Acceleration
 
 pytestmark = [
     pytest.mark.cpu,
+    pytest.mark.usefixtures("overrides_removed"),
     pytest.mark.skipif(lapgrad._kernels.native.core is None, reason="gates are part of the compiled core"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def overrides_removed() -> Iterator[None]:
-    lapgrad.accelerate.off()
-    lapgrad.accelerate.stats(reset=True)
-    yield
-    lapgrad.accelerate.off()
 
 
 def make_factor(A: Tensor) -> Tensor:
@@ -119,6 +115,47 @@ def test_values_and_gradients_are_those_of_torch(
                         torch.testing.assert_close(seen, gradient)
                     else:
                         assert seen == gradient
+
+
+@pytest.fixture
+def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Acceleration]:
+    """accelerate() whose gates have no Python interface to the kernels that they know by address."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("called through Python")
+
+    def make_gate(*arguments: Any) -> Any:
+        *before, by_torch, by_lapgrad, has_keys, counts = arguments
+        if by_torch.direct_compute is not None:
+            by_torch = dataclasses.replace(by_torch, compute=fail)
+        if by_torch.direct_record is not None:
+            by_torch = dataclasses.replace(by_torch, record=fail)
+        return gates.make_gate(*before, by_torch, by_lapgrad, has_keys, counts)
+
+    monkeypatch.setattr(overrides, "make_gate", make_gate)
+    acceleration = Acceleration()
+    yield acceleration
+    acceleration.off()
+
+
+@pytest.mark.skipif(not _torch_private.may_call_by_address(), reason="another release of torch")
+@pytest.mark.parametrize("operator", CALLS)
+@pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
+def test_kernels_are_called_by_address(operator: str, by_address: Acceleration) -> None:
+    """Through torch's Python interface results would be the same."""
+    A = make_matrix(3)
+    has_passed_on = False
+    for call in CALLS[operator]:
+        for records in (False, True):
+            operand = A.clone().requires_grad_(records)
+            expected = list_tensors(call(operand))
+            with by_address():
+                results = list_tensors(call(operand))
+            for result, wanted in zip(results, expected, strict=True):
+                torch.testing.assert_close(result, wanted)
+        counted = {entry.operator for entry in by_address.stats() if not entry.taken}
+        has_passed_on |= operator in counted
+    assert has_passed_on
 
 
 def differentiate(result: Tensor, A: Tensor) -> Tensor | str | None:

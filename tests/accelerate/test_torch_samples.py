@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,20 +29,13 @@ import lapgrad
 
 pytestmark = [
     pytest.mark.cpu,
+    pytest.mark.usefixtures("overrides_removed"),
     # torch's older functions (cholesky, svd, qr, ...) announce their end; so do vmap's missing rules.
     pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
 ]
 
 WITH_GRADIENT = [name for name in OPERATORS if name not in WITHOUT_GRADIENT]
-
-
-@pytest.fixture(autouse=True)
-def overrides_removed() -> Iterator[None]:
-    """Every test begins and ends without overrides."""
-    lapgrad.accelerate.stats(reset=True)
-    yield
-    lapgrad.accelerate.off()
 
 
 def layouts(results: Any) -> list[tuple[Any, ...]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 import lapgrad
+from lapgrad._kernels import cpu as _cpu
 
 #: Operators of torch that are overridden, and those made of them: name, or name/variant.
 OPERATORS = (
@@ -49,13 +50,16 @@ OPERATORS = (
     "linalg.tensorinv",
     "linalg.tensorsolve",
     "norm/nuc",
+    "isclose",
 )
 
 #: Those without a derivative.
-WITHOUT_GRADIENT = {"linalg.matrix_rank"}
+WITHOUT_GRADIENT = {"linalg.matrix_rank", "isclose"}
 
 #: Values that torch computes without any of the overridden operators; gradients are made of these.
 LEFT_TO_TORCH = {"linalg.lu_solve", "linalg.lstsq/grad_oriented"}
+if not _cpu.available():
+    LEFT_TO_TORCH.add("isclose")
 
 #: Forward mode over reverse mode is wrong in torch itself.
 WRONG_FORWARD_OVER_REVERSE = {"triangular_solve"}

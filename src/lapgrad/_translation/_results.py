@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._torch import private as _torch_private
+from lapgrad._torch.pages import use_huge_pages
 
 
 def allocate_column_major(like: Tensor, rows: int, columns: int) -> Tensor:
@@ -19,13 +20,15 @@ def allocate_column_major(like: Tensor, rows: int, columns: int) -> Tensor:
 def allocate_column_major_batch(like: Tensor, batch: Sequence[int], rows: int, columns: int) -> Tensor:
     """The same with leading dimensions ``batch``."""
     if not batch:
-        return torch.empty_strided((rows, columns), (1, max(rows, 1)), dtype=like.dtype, device=like.device)
+        new = torch.empty_strided((rows, columns), (1, max(rows, 1)), dtype=like.dtype, device=like.device)
+        return use_huge_pages(new)
     strides = [1, max(rows, 1)]
     step = max(rows, 1) * max(columns, 1)
     for size in reversed(batch):
         strides.insert(0, step)
         step *= max(size, 1)
-    return torch.empty_strided((*batch, rows, columns), strides, dtype=like.dtype, device=like.device)
+    new = torch.empty_strided((*batch, rows, columns), strides, dtype=like.dtype, device=like.device)
+    return use_huge_pages(new)
 
 
 def allocate_status(like: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def make_call(operator: str) -> Any:
     """Returns a function that calls torch's kernel of a CPU, or None where the kernel is not found.
 
     The function takes whether other threads of Python should run meanwhile, and then the arguments of the
-    operator, with ordinary tensors. It returns None where torch raises an error.
+    operator, with ordinary tensors. It returns None for arguments that it does not serve.
     """
     described = describe_function(operator, records=False)
     if described is None:

@@ -102,7 +102,7 @@ def _make_function(upper: bool) -> Any:
     return _torch_private.make_single_level_function("linalg_cholesky_ex", forward=forward, backward=backward)
 
 
-#: With the lower triangle, and with the upper one: a flag would have to be passed and kept.
+#: One function for the lower triangle and one for the upper: a flag would have to be passed and saved.
 _record_definite: tuple[Any, ...] = ()
 if _torch_private.AVAILABLE:
     _record_definite = _make_function(upper=False), _make_function(upper=True)

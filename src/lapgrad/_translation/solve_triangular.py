@@ -7,7 +7,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -22,7 +21,7 @@ from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 
 #: With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is
-#: faster than the core, and only the gradient gains. The shortcut has the same numbers.
+#: faster than the core at batches of them, and only the gradient gains. The shortcut has the same numbers.
 _FEW_COLUMNS, _LARGEST_SMALL_ORDER = 4, 32
 
 #: While larger triangles than this are solved with, other threads of Python may run.
@@ -78,15 +77,22 @@ def _expand_to_common_batch(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     batch = A.shape[:-2]
     if batch == B.shape[:-2]:
         return A, B
-    batch = torch.broadcast_shapes(batch, B.shape[:-2])
+    batch = _layout.broadcast_shapes(batch, B.shape[:-2])
     return _layout.expand_batch(A, batch), _layout.expand_batch(B, batch)
 
 
 def _solve(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
     if B.is_cpu and not is_compiling() and (solution := _solve_by_columns(A, B, upper, left)) is not None:
         return cast(Tensor, solution)
+    return _solve_large(A, B, upper, left)
+
+
+def _solve_large(A: Tensor, B: Tensor, upper: bool, left: bool) -> Tensor:
+    """``_solve`` for calls that the shortcut does not serve."""
     if B.is_cpu and B.shape[-1 if left else -2] <= _FEW_COLUMNS and A.shape[-1] > _LARGEST_SMALL_ORDER:
         return _solve_by_torch(A, B, upper, left, False)
+    # Of torch's factorisations and solves, only this one is called with negated views (`z.conj().imag`).
+    A, B = A.resolve_neg(), B.resolve_neg()
     X = allocate_column_major_batch(B, B.shape[:-2], *B.shape[-2:])
     if lookup("trsm", B)(X, A, B, not upper, False, not left) is None:
         return X
@@ -139,7 +145,9 @@ def _make_function(upper: bool, left: bool) -> Any:
     """``apply`` of a ``Function`` for plain eager calls."""
 
     def forward(ctx: Any, A: Tensor, B: Tensor) -> Tensor:
-        X = _solve(A, B, upper, left)
+        X: Tensor | None = _solve_by_columns(A, B, upper, left)
+        if X is None:
+            X = _solve_large(A, B, upper, left)
         ctx.save_for_backward(A, X if ctx.needs_input_grad[0] else None)
         return X
 

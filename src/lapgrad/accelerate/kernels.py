@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, is_grad_enabled, strided
 
 from lapgrad._torch import private as _torch_private
 from lapgrad._translation._results import fits_target, write_target
@@ -144,8 +144,7 @@ def make_autograd_kernel(
         has_gradient = _records_gradient(operands)
         if is_plain and not has_gradient:
             return backend(*arguments, **options)
-        # A graph that is traced for many sizes must not depend on one of them.
-        if name in choice.names and (is_plain or all(map(_has_numbers_for_sizes, operands))):
+        if name in choice.names and (is_plain or all(map(_may_be_taken, operands))):
             reason = judge(choice, has_gradient, arguments, options)
             if reason is None and records(*arguments, **options):
                 A = arguments[0]
@@ -154,6 +153,25 @@ def make_autograd_kernel(
         return by_torch(found, *arguments, **options)  # the backend kernel counts
 
     return autograd
+
+
+def make_composite_kernel(device: str, backend: Kernel, by_torch: Kernel) -> Kernel:
+    """Return the kernel at the Autograd key for an operator without a gradient that torch composes of others.
+
+    Args:
+        device: "cpu" or "cuda".
+        backend: The kernel for ordinary tensors.
+        by_torch: torch's kernel at the same key, for transforms and modes: they see what it is composed of.
+    """
+    plain = _torch_private.backend_keys(device).plain
+    is_plain_call = _torch_private.is_plain_call
+
+    def composite(found: Any, *arguments: Any, **options: Any) -> Any:
+        if is_plain_call(found, plain):
+            return backend(*arguments, **options)
+        return by_torch(found, *arguments, **options)
+
+    return composite
 
 
 def make_out_kernel(route: Route, device: str, judge: Judge, by_torch: Kernel, counts: Counts) -> Kernel:
@@ -202,8 +220,10 @@ def _records_gradient(operands: tuple[Any, ...]) -> bool:
     return is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in operands)
 
 
-def _has_numbers_for_sizes(tensor: Tensor) -> bool:
-    return all(type(size) is int for size in tensor.shape)
+def _may_be_taken(tensor: Tensor) -> bool:
+    # Sparse tensors have the key of dense ones here. A graph that is traced for many sizes must not depend on
+    # one of them.
+    return tensor.layout is strided and all(type(size) is int for size in tensor.shape)
 
 
 def _run(function: Callable[..., Any], arguments: Any, options: Any) -> Any:

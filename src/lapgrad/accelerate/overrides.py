@@ -19,6 +19,9 @@ from lapgrad.accelerate.gates import Kernel, PythonKernels, TorchKernels, make_g
 from lapgrad.accelerate.routes import ROUTES, Route, Shape
 from lapgrad.accelerate.statistics import Counts
 
+#: How often overrides are removed. What is kept for each removal (``Overrides._kept``) takes 13 kB.
+_MOST_REMOVALS = 50
+
 
 class Override(NamedTuple):
     """One kernel in front of one of torch's.
@@ -51,10 +54,10 @@ class MadeOverrides(NamedTuple):
 
 
 class Overrides:
-    """The overrides of all routes. They can be installed and removed any number of times.
+    """The overrides of all routes. They can be installed and removed, up to ``_MOST_REMOVALS`` times.
 
     An operator has its override only where a choice may take some of its calls: a call that meets one takes
-    a few microseconds longer.
+    a microsecond longer.
 
     Attributes:
         counts: What became of calls.
@@ -68,6 +71,10 @@ class Overrides:
         self._made: dict[tuple[str, str], MadeOverrides] = {}
         #: Operator and device -> the registrations; torch takes them back when the Library is dropped.
         self._installed: dict[tuple[str, str], list[torch.library.Library]] = {}
+        #: References to all kernels that were registered. torch frees one that is taken back and has no
+        #: reference, also while another thread waits for Python's lock to run it.
+        self._kept: list[Any] = []
+        self._removals = 0
 
     @property
     def installed(self) -> frozenset[tuple[str, str]]:
@@ -91,9 +98,13 @@ class Overrides:
             self._open_scopes -= 1
 
     def remove(self) -> None:
-        """Give all operators their own kernels back, unless a scope is open somewhere."""
+        """Give all operators their own kernels back, unless a scope is open somewhere.
+
+        After ``_MOST_REMOVALS`` times the overrides stay, and pass on what no choice asks for.
+        """
         with self._lock:
-            if not self._open_scopes:
+            if not self._open_scopes and self._removals < _MOST_REMOVALS:
+                self._removals += bool(self._installed)
                 self._installed.clear()
 
     def _install_if_missing(self, choice: Choice) -> None:
@@ -104,7 +115,22 @@ class Overrides:
         for key, made in self._made.items():
             is_wanted = made.route.name in choice.names and (made.is_useful or choice.always)
             if is_wanted and key not in self._installed:
-                self._installed[key] = [_register(override) for override in made.overrides]
+                self._installed[key] = [self._register(override) for override in made.overrides]
+
+    def _register(self, override: Override) -> torch.library.Library:
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            # torch warns "Overriding a previously registered kernel", which is the purpose here.
+            warnings.simplefilter("ignore", UserWarning)
+            library.impl(
+                override.operator,
+                override.kernel,
+                override.key,
+                with_keyset=override.has_keys,
+                allow_override=True,
+            )
+        self._kept.append(torch.library.get_kernel(f"aten::{override.operator}", override.key))
+        return library
 
     def _make_all(self) -> None:
         """Makes the overrides of all routes, before the first is installed: they keep torch's kernels."""
@@ -167,6 +193,12 @@ def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Co
             autograd, take, take_recorded, take_directly, route.record_eagerly if is_direct else None
         )
         overrides.append(gate(route.operator, keys.autograd, by_torch, by_lapgrad))
+    if route.is_composite:
+        composed = _find_autograd_kernel(route.operator, keys.autograd)
+        composite = kernels.make_composite_kernel(device, backend, composed)
+        overrides.append(
+            gate(route.operator, keys.autograd, TorchKernels(composed, None), PythonKernels(composite, take))
+        )
     if route.out is not None:
         # Only at the Autograd key: kernels of torch call each other with out= below it, and these calls need
         # no gate. Calls with out= in inference mode skip that key, and are left to torch.
@@ -177,21 +209,11 @@ def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Co
     return overrides
 
 
+@functools.cache
 def _find_autograd_kernel(operator: str, key: str) -> Kernel:
+    """Return torch's own kernel of an operator at a key.
+
+    The first call must come before an override is installed. Later calls return the same kernel.
+    """
     kernel: Kernel = torch.library.get_kernel(f"aten::{operator}", key).call_boxed
     return kernel
-
-
-def _register(override: Override) -> torch.library.Library:
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        # torch warns "Overriding a previously registered kernel", which is the purpose here.
-        warnings.simplefilter("ignore", UserWarning)
-        library.impl(
-            override.operator,
-            override.kernel,
-            override.key,
-            with_keyset=override.has_keys,
-            allow_override=True,
-        )
-    return library

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from lapgrad._torch.lu import LARGEST_UNBLOCKED_ORDER
-from lapgrad._translation import cholesky, cholesky_solve, eigh, lu, qr, solve_triangular, svd
+from lapgrad._translation import (
+    cholesky,
+    cholesky_solve,
+    eigh,
+    isclose,
+    lu,
+    qr,
+    recorded_lu,
+    solve_triangular,
+    svd,
+)
 
 #: f(*arguments, **options of the operator): whether lapgrad can compute it, or must.
 Predicate = Callable[..., bool]
@@ -88,6 +99,8 @@ class Shape(enum.IntEnum):
     ANY = 0
     SQUARE = 1
     TRIANGLE = 2
+    BARE = 3  # any, without arguments after the tensors
+    BARE_SQUARE = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +122,7 @@ class Route:
         must: Whether lapgrad has to compute it, whatever is faster, because torch's kernel is wrong.
         safe_order: ``must`` holds for no batch of this order or a smaller one.
         devices: Where.
+        is_composite: torch composes it of other operators, and it has no gradient.
         shape: Of calls that ``compute`` and ``record_eagerly`` serve on a CPU without calling torch.linalg.
     """
 
@@ -127,7 +141,11 @@ class Route:
     devices: tuple[str, ...] = ("cpu", "cuda")
     record_eagerly: Callable[..., Any] | None = None
     shape: Shape = Shape.ANY
+    is_composite: bool = False
 
+
+#: A route of an operator that is made of an LU factorisation.
+_route_lu = functools.partial(Route, must=_is_unsafe_lu, safe_order=LARGEST_UNBLOCKED_ORDER)
 
 ROUTES = (
     Route(
@@ -212,61 +230,64 @@ ROUTES = (
         ("out", ("Q", "R")),
         serves=qr.serves_qr,
         records=_has_q,
+        record_eagerly=qr.record_qr_eagerly,
+        shape=Shape.BARE,
     ),
-    Route(
+    _route_lu(
         "inv",
         "linalg_inv_ex",
         lu.compute_inv_ex,
         out=("inverse", ("inverse", "info")),
         serves=_serves_lu,
-        must=_is_unsafe_lu,
-        safe_order=LARGEST_UNBLOCKED_ORDER,
     ),
-    Route(
+    _route_lu(
         "det",
         "_linalg_det",
         lu.compute_det,
         out=("result", ("result", "LU", "pivots")),
         serves=_serves_lu,
-        must=_is_unsafe_lu,
-        safe_order=LARGEST_UNBLOCKED_ORDER,
     ),
-    Route(
+    _route_lu(
         "slogdet",
         "_linalg_slogdet",
         lu.compute_slogdet,
         out=("sign", ("sign", "logabsdet", "LU", "pivots")),
         serves=_serves_lu,
-        must=_is_unsafe_lu,
-        safe_order=LARGEST_UNBLOCKED_ORDER,
     ),
-    Route(
+    _route_lu(
         "solve",
         "_linalg_solve_ex",
         lu.compute_solve_ex,
         out=("result", ("result", "LU", "pivots", "info")),
         serves=_fits_solve,
-        must=_is_unsafe_lu,
-        safe_order=LARGEST_UNBLOCKED_ORDER,
     ),
-    Route(
+    _route_lu(
         "lu_factor",
         "linalg_lu_factor_ex",
         lu.compute_lu_factor_ex,
-        out=("out", ("LU", "pivots", "info")),
+        recorded_lu.record_lu_factor_ex,
+        ("out", ("LU", "pivots", "info")),
         serves=_has_pivots,
-        must=_is_unsafe_lu,
-        safe_order=LARGEST_UNBLOCKED_ORDER,
+        records=recorded_lu.serves_gradient,
+        record_eagerly=recorded_lu.record_lu_factor_ex_eagerly,
+        shape=Shape.BARE_SQUARE,
     ),
-    Route(
+    _route_lu(
         "lu_factor",
         "linalg_lu",
         lu.compute_lu,
         out=("out", ("P", "L", "U")),
         serves=_has_pivots,
-        must=_is_unsafe_lu,
-        safe_order=LARGEST_UNBLOCKED_ORDER,
         devices=("cpu",),
+    ),
+    Route(
+        "isclose",
+        "isclose",
+        isclose.compute_isclose,
+        tensors=2,
+        serves=isclose.serves_isclose,
+        devices=("cpu",),
+        is_composite=True,
     ),
 )
 

@@ -159,8 +159,8 @@ class Acceleration:
 
         Args:
             only: The operators to accelerate: names among "cholesky", "cholesky_inverse", "cholesky_solve",
-                "det", "eigh", "inv", "lu_factor", "qr", "slogdet", "solve", "solve_triangular", "svd". None:
-                all of them.
+                "det", "eigh", "inv", "isclose", "lu_factor", "qr", "slogdet", "solve", "solve_triangular",
+                "svd". None: all of them.
             always: Take every call that lapgrad can serve, also where torch was measured to be faster: for
                 tests and comparisons.
 
