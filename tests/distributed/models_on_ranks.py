@@ -50,6 +50,16 @@ def check_sum_of_losses(group: Group) -> None:
         assert_close(sum_loss(group, lambda: x.sum(), [x]), 3.0 * group.size * torch.ones((), dtype=DOUBLE))
 
 
+def check_ranks_that_do_not_do_the_same(group: Group) -> None:
+    """gloo ends a process that gets more numbers than it expects."""
+    error = catch(lambda: group.sum_numbers([1.0] * (1 + group.rank)))
+    assert isinstance(error, lapgrad.ProcessGroupError)
+    assert "have 1 to 2" in str(error)
+    x = torch.ones(2, dtype=DOUBLE, requires_grad=group.is_first)
+    assert isinstance(catch(lambda: sum_loss(group, lambda: x.sum(), [x])), lapgrad.ProcessGroupError)
+    assert group.sum_numbers([1.0]) == [group.size]
+
+
 def check_tasks(group: Group) -> None:
     tasks = []
     for count in (9, 4, 17, 6, 12):
@@ -147,6 +157,9 @@ def check_deep_gp_regression(group: Group) -> None:
     assert_same_parameters(one, two)
     assert_close(two.predict(X[:4]).mean, one.predict(X[:4]).mean, OVER_RANKS)
     assert two.extra_repr() == one.extra_repr()
+    own = slice(None) if group.is_first else slice(0, 0)
+    error = catch(lambda: DeepGPRegression(X[own], y[own], inducing=8, generator=0, group=group))
+    assert isinstance(error, lapgrad.ShapeError)
 
 
 def check_failures_in_minibatches(group: Group) -> None:

@@ -267,7 +267,7 @@ def check_example(group: Group) -> None:
     assert shared["group"].size == group.size
     assert len(shared["X"]) == shared["n"] // group.size
     group.wait_for_all()
-    # Each rank alone, on its own.
+    # Now each rank by itself, as a group of one process.
     own = folder / str(group.rank)
     with mock.patch("lapgrad.distributed.init_group", Group):
         alone = run_example(own)

@@ -11,7 +11,7 @@ from torch import Tensor
 import lapgrad
 from lapgrad._torch import lu as torch_lu
 from lapgrad.distributed import BlockCyclicMatrix, ProcessGrid, make_grid, mvn_nll, potrf, potri, trsm
-from lapgrad.distributed.blockcyclic import inverse, kernel_blocks
+from lapgrad.distributed.blockcyclic import kernel_blocks
 from lapgrad.distributed.blockcyclic.engine import Blocks
 from lapgrad.distributed.blockcyclic.layout import Layout, count_local, list_local
 from lapgrad.models.kernels import RBF, Constant, Linear, Matern12, White
@@ -101,20 +101,44 @@ def test_potrf_and_potri(shape: tuple[int, int], n: int) -> None:
 
 @pytest.mark.parametrize("shape", GRIDS)
 @pytest.mark.parametrize("n", [1, 5, 24, 53])
-@pytest.mark.parametrize("group", [1, 12, 512])
-def test_inverse(shape: tuple[int, int], n: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the lower triangle of the factor, whatever stands above it."""
-    monkeypatch.setattr(inverse, "_GROUP", group)
+@pytest.mark.parametrize("block", [1, 4, 64])
+def test_factor_and_inverse(shape: tuple[int, int], n: int, block: int) -> None:
+    """From the lower triangles, whatever stands above them."""
     A = make_positive_definite(n)
-    L = torch.linalg.cholesky(A) + 7.0 * torch.ones_like(A).triu(1)
+    above = torch.full_like(A, torch.nan).triu(1)
 
-    def invert(grid: ProcessGrid) -> Tensor:
-        spread = BlockCyclicMatrix.from_dense(L, grid)
-        grid.engine.potri(Blocks(spread.layout, spread.local))
-        return spread.to_dense()
+    def invert(grid: ProcessGrid) -> tuple[Tensor, Tensor]:
+        spread = BlockCyclicMatrix.from_dense(A.tril() + above, grid)
+        blocks = Blocks(spread.layout, spread.local)
+        assert grid.engine.potrf(blocks) == 0
+        factor = spread.to_dense().detach().tril()
+        grid.engine.potri(blocks)
+        return factor, spread.to_dense().tril()
 
-    for found in run_on_grid(shape, 4, invert):
-        assert_close(found.tril(), torch_lu.inv(A).tril())
+    for factor, inverted in run_on_grid(shape, block, invert):
+        assert_close(factor, torch.linalg.cholesky(A))
+        assert_close(inverted, torch_lu.inv(A).tril())
+
+
+@pytest.mark.parametrize("shape", GRIDS)
+@pytest.mark.parametrize("row", [0, 5, 8, 20])
+@pytest.mark.parametrize("entry", [-3.0, torch.nan, torch.inf])
+def test_status_of_the_factor(shape: tuple[int, int], row: int, entry: float) -> None:
+    """All processes return the leading minor; a pivot that is not finite is NaN, and no other one is."""
+    A = make_positive_definite(21)
+    A[row, row] = entry
+
+    def factor(grid: ProcessGrid) -> tuple[int, Tensor]:
+        spread = BlockCyclicMatrix.from_dense(A, grid)
+        status = grid.engine.potrf(Blocks(spread.layout, spread.local))
+        return status, spread.to_dense().diagonal()
+
+    for status, diagonal in run_on_grid(shape, 4, factor):
+        if entry < 0.0:
+            assert status == row + 1
+        else:
+            assert status == 0
+            assert diagonal.isnan().nonzero().tolist() == [[row]]
 
 
 def test_inverse_of_an_ill_conditioned_matrix() -> None:
@@ -272,10 +296,14 @@ def test_memory_of_the_criterion_is_one_local_matrix(monkeypatch: pytest.MonkeyP
     assert sorted(allocated) == [64, 64 * 64]  # the right-hand side, and the matrix
 
 
-def test_data_that_differ_between_processes_are_an_error() -> None:
+@pytest.mark.parametrize("what", ["value", "shape", "dtype"])
+def test_data_that_differ_between_processes_are_an_error(what: str) -> None:
     def check(grid: ProcessGrid) -> str:
-        X = torch.zeros(5, 2)
-        X[3, 1] = float(grid.rank == 2)
+        X, differs = torch.zeros(5, 2), grid.rank == 2
+        if what == "value":
+            X[3, 1] = float(differs)
+        elif differs:
+            X = X.double() if what == "dtype" else X.mT
         with pytest.raises(lapgrad.OptionError) as caught:
             grid.check_replicated("GPRegression", {"y": torch.ones(5), "X": X})
         return str(caught.value)
@@ -304,6 +332,9 @@ def test_mistakes() -> None:
         make_grid(block=0)
     with pytest.raises(lapgrad.OptionError, match="started as one"):
         make_grid((2, 2))
+    for shape in ((-1, -1), (1,), "1x1"):
+        with pytest.raises(lapgrad.OptionError, match="rows and columns"):
+            make_grid(shape)  # type: ignore[arg-type]
     with pytest.raises(lapgrad.OptionError, match="engine"):
         make_grid(engine="elpa")
     with pytest.raises(lapgrad.OptionError, match="device"):

@@ -50,7 +50,7 @@ def test_the_model_counts_what_it_says() -> None:
     assert four.products == 0.25
     assert four.messages == pytest.approx(8 * 0.5e6 * 3.5 / 1e9)
     assert four.starts == pytest.approx(9 * 10 * 1e-5)
-    assert one.memory == pytest.approx(8 * (1e6 + 2 * 512e3))
+    assert one.memory == pytest.approx(8 * (1e6 + 2 * 100e3))
     assert four.seconds == sum(four[:5])
     assert 0.0 < four.efficiency < one.efficiency < 1.0
 

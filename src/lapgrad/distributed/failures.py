@@ -209,7 +209,7 @@ class Report(NamedTuple):
         return cls(rank, f"{type(error).__name__}: {error}", pickled)
 
     def make_error(self, of_all: bool) -> BaseException:
-        """Return the error that the ranks raise together; ``of_all``: each of them has one of its own."""
+        """Return the error that all ranks raise; it names the rank, unless all have failed (``of_all``)."""
         error: BaseException | None = None
         if self.pickled is not None:
             with contextlib.suppress(Exception):  # its class may not be known here

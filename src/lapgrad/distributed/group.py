@@ -12,7 +12,6 @@ import contextlib
 import datetime
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -96,6 +95,8 @@ class Group:
         error, this rank raises it, and the others a ``ProcessGroupError``.
         """
         pending = PendingSum(self, count, device or torch.device("cpu"))
+        if self.unfinished is None:  # else some ranks may fail there, and not come here
+            pending.announce()
         try:
             yield pending
         except Exception as error:
@@ -181,10 +182,10 @@ class Group:
         """
         return PendingSum(self, count, device or torch.device("cpu")).join_with_failure(error)
 
-    def reduce(self, buffer: Tensor) -> dist.Work | None:
-        """Start the sum of a tensor over all ranks, in place."""
+    def reduce(self, buffer: Tensor, op: Any = None) -> dist.Work | None:
+        """Start the sum (or another operation) of a tensor over all ranks, in place."""
         try:
-            return dist.all_reduce(buffer, group=self.process_group, async_op=True)
+            return dist.all_reduce(buffer, op or dist.ReduceOp.SUM, group=self.process_group, async_op=True)
         except RuntimeError as error:
             raise self._watch.explain(str(error)) from error
 
@@ -222,6 +223,17 @@ class PendingSum:
         self._tensors: Sequence[Tensor] = ()
         self._buffer: Tensor | None = None
         self._work: dist.Work | None = None
+        self._counts: Tensor | None = None
+        self._counts_work: dist.Work | None = None
+
+    def announce(self) -> None:
+        """Tell the other ranks the count, which ``start`` compares. gloo ends a process that gets too much.
+
+        (To compare counts on a GPU, the host would wait for all kernels before the sum.)
+        """
+        if self._group.size > 1 and self._device.type == "cpu" and self._counts is None:
+            self._counts = torch.tensor([self._count, -self._count], dtype=_DTYPE)
+            self._counts_work = self._group.reduce(self._counts, dist.ReduceOp.MAX)
 
     def start(self, tensors: Sequence[Tensor]) -> None:
         """Start summing; the tensors are replaced by their sums in ``wait``."""
@@ -265,12 +277,30 @@ class PendingSum:
         return error
 
     def _send(self, numbers: Tensor, code: float) -> None:
-        assert len(numbers) == self._count, "all ranks sum the same numbers"
+        assert len(numbers) == self._count, "the announced count"
+        self.announce()
+        self._compare_counts()
         status = torch.zeros(self._group.size, dtype=_DTYPE, device=self._device)
         status[self._group.rank] = code
         self._buffer = torch.cat([status, numbers])
         self._group.unfinished = self
         self._work = self._group.reduce(self._buffer)
+
+    def _compare_counts(self) -> None:
+        if self._counts is None:
+            return
+        work, self._counts_work = self._counts_work, None
+        self._group.wait(work, self._device)
+        largest, smallest = int(self._counts[0]), -int(self._counts[1])
+        if largest != smallest:
+            error = _exceptions.ProcessGroupError(
+                f"rank {self._group.rank}: the ranks do not do the same: this one has {self._count} numbers "
+                f"to add up, others have {smallest} to {largest}. All ranks must make the same model, with "
+                f"the same options, and call the same methods in the same order.",
+                (),
+            )
+            _failures.mark_as_shared(error)
+            raise error
 
     def _receive(self) -> tuple[Tensor, list[float]]:
         """Return the sums, and the status of each rank."""
@@ -335,6 +365,9 @@ def init_group(*, backend: str | None = None, timeout: float = 1800.0) -> Group:
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         torch.cuda.set_device(_find_local_rank(rank) % torch.cuda.device_count())
+    # Functions of FSDP have the default process group of the time of their import as a default argument, and
+    # torch's optimisers import them. Imported now, they have None; later, they would keep its threads alive.
+    from torch.distributed import fsdp  # noqa: F401
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -362,9 +395,6 @@ def _end_process_group() -> None:
     """
     if not hasattr(sys, "last_value") and dist.is_initialized():
         dist.destroy_process_group()
-        # A group that is still referred to keeps its threads. They need the interpreter to free the tensors
-        # of the last sum.
-        time.sleep(0.2)
 
 
 def _find_launcher() -> tuple[int, int] | None:

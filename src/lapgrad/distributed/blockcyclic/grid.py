@@ -159,12 +159,24 @@ def make_grid(
     device = torch.device(device)
     if device.type not in _COUNTS:
         raise _errors.unknown_option("make_grid", "device", device.type, tuple(_COUNTS))
+    if shape is not None and not _is_shape(shape):
+        raise _exceptions.OptionError(
+            f"make_grid: shape must be two positive numbers, rows and columns, got {shape!r}."
+        )
     if engine is None:
         large = "cusolvermp" if device.type == "cuda" else "scalapack"
         engine = large if _count_processes(device) > 1 else "local"
     if engine not in _ENGINES:
         raise _errors.unknown_option("make_grid", "engine", engine, _ENGINES)
     return ProcessGrid(_make_engine(engine, shape, device), _BLOCKS[device.type] if block is None else block)
+
+
+def _is_shape(value: object) -> bool:
+    return (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(isinstance(count, int) and count > 0 for count in value)
+    )
 
 
 def _make_engine(name: str, shape: tuple[int, int] | None, device: torch.device) -> Engine:
@@ -194,8 +206,9 @@ def _count_processes(device: torch.device) -> int:
 
 
 def _compute_mark(tensor: Tensor) -> Tensor:
-    """Return a checksum (3,) that differs for another shape, other values, or another order of them."""
+    """Return a checksum (4,) that differs for another shape or dtype, other values, or another order."""
     values = tensor.detach().double().flatten()
     weights = torch.linspace(1.0, 2.0, len(values), dtype=torch.float64, device=values.device)
     shape = sum((3.0**axis) * size for axis, size in enumerate(tensor.shape))
-    return torch.stack([values.new_tensor(shape), values.sum(), weights @ values]).nan_to_num().cpu()
+    form = values.new_tensor([shape, tensor.element_size()])
+    return torch.cat([form, torch.stack([values.sum(), weights @ values])]).nan_to_num().cpu()

@@ -38,6 +38,7 @@ class BlockCyclicMatrix:
         dtype, device: Those of ``local``.
 
     Example:
+        >>> import torch
         >>> from lapgrad.distributed import BlockCyclicMatrix, make_grid
         >>> A = BlockCyclicMatrix.from_dense(torch.eye(3), make_grid(block=2))
         >>> A.shape, A.to_dense().trace()

@@ -81,6 +81,7 @@ def mvn_nll(
         n^3 flops over all processes, n^3/3 of them forward.
 
     Example:
+        >>> import torch
         >>> from lapgrad.distributed import make_grid, mvn_nll
         >>> from lapgrad.models.kernels import RBF
         >>> X, kernel = torch.linspace(0, 1, 50)[:, None], RBF()

@@ -48,6 +48,7 @@ def potrf(A: BlockCyclicMatrix) -> BlockCyclicMatrix:
         leave out what is known to be zero.
 
     Example:
+        >>> import torch
         >>> from lapgrad.distributed import BlockCyclicMatrix, make_grid, potrf
         >>> A = BlockCyclicMatrix.from_dense(4.0 * torch.eye(3), make_grid(block=2))
         >>> potrf(A).to_dense().diagonal()

@@ -44,6 +44,7 @@ def potri(L: BlockCyclicMatrix) -> BlockCyclicMatrix:
         forward 2/3 n^3, backward 3 n^3 flops over all processes.
 
     Example:
+        >>> import torch
         >>> from lapgrad.distributed import BlockCyclicMatrix, make_grid, potri
         >>> L = BlockCyclicMatrix.from_dense(2.0 * torch.eye(3), make_grid(block=2))
         >>> potri(L).to_dense().diagonal()

@@ -12,6 +12,7 @@ from torch import Tensor
 from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic import scalapack_library as _library
 from lapgrad.distributed.blockcyclic.engine import Blocks
+from lapgrad.distributed.blockcyclic.factor import factor_on_grid
 from lapgrad.distributed.blockcyclic.inverse import invert_on_grid
 from lapgrad.distributed.blockcyclic.layout import Layout
 
@@ -59,7 +60,7 @@ class ScalapackEngine:
 
     def potrf(self, A: Blocks) -> int:
         """Overwrite A by its Cholesky factor."""
-        return self._call("potrf", A, b"L", A.layout.rows, A)
+        return factor_on_grid(self, A)
 
     def potri(self, L: Blocks) -> None:
         """Overwrite L by the lower triangle of the inverse of L Lᵀ."""

@@ -11,11 +11,11 @@ from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.distributed.blockcyclic.layout import Layout, allocate_local
 
 
-def clear_upper_triangle(blocks: Blocks, *, with_diagonal: bool = False) -> None:
-    """Set the entries above the diagonal (``with_diagonal``: and on it) to 0, in place."""
+def clear_upper_triangle(blocks: Blocks) -> None:
+    """Set the entries above the diagonal to 0, in place."""
     layout, local = blocks
     rows, columns = layout.list_rows(local.device)[:, None], layout.list_columns(local.device)
-    local.masked_fill_(rows <= columns if with_diagonal else rows < columns, 0.0)
+    local.masked_fill_(rows < columns, 0.0)
 
 
 def get_diagonal(blocks: Blocks) -> Tensor:

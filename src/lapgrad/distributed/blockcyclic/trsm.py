@@ -47,6 +47,7 @@ def trsm(
         forward n^2 m, backward 3 n^2 m flops over all processes.
 
     Example:
+        >>> import torch
         >>> from lapgrad.distributed import BlockCyclicMatrix, make_grid, trsm
         >>> grid = make_grid(block=2)
         >>> L = BlockCyclicMatrix.from_dense(2.0 * torch.eye(3), grid)
