@@ -114,6 +114,53 @@ def test_other_methods(pandas: Any) -> None:
     assert models.BatchGPRegression(np.stack((X, X)), np.stack((Y, -Y))).predict(X_NEW).mean.shape == (2, NEW)
 
 
+def test_figures_of_left_out_observations(pandas: Any) -> None:
+    index = pandas.Index(np.arange(N))
+    of_arrays = models.GPRegression(X, Y).leave_one_out()
+    of_tensors = models.GPRegression(torch.from_numpy(X), torch.from_numpy(Y)).leave_one_out()
+    labelled = models.GPRegression(pandas.DataFrame(X, index=index), pandas.Series(Y, index=index))
+    for found in (of_arrays, labelled.leave_one_out()):
+        assert found.rmse == pytest.approx(of_tensors.rmse)
+        assert found.compute_coverage() == of_tensors.compute_coverage()
+
+
+def test_rows_with_other_labels_are_refused(pandas: Any) -> None:
+    numbers = np.arange(N)
+    frame, turned = pandas.Index(numbers), pandas.Index(numbers[::-1].copy())
+    dates = pandas.Index(np.datetime64("2020-01-01") + numbers)
+    inputs = pandas.DataFrame(X, index=frame)
+    with pytest.raises(lapgrad.OptionError, match="rows of X and y have different labels, at row 0 0 and 23"):
+        models.GPRegression(inputs, pandas.Series(Y, index=turned))
+    with pytest.raises(lapgrad.OptionError, match="different labels"):
+        models.GPRegression(pandas.DataFrame(X, index=turned), pandas.Series(Y, index=dates))
+    # The numbers of rows are no labels beside dates.
+    model = models.GPRegression(inputs, pandas.Series(Y, index=dates))
+    with pytest.raises(lapgrad.OptionError, match="add_data: the rows of X_new and y_new"):
+        model.add_data(inputs, pandas.Series(Y, index=turned))
+
+
+def test_lists_of_numbers() -> None:
+    model = models.GPRegression(X.tolist(), Y.tolist())
+    assert isinstance(model.predict(X_NEW.tolist()).mean, np.ndarray)
+    np.testing.assert_array_equal(model.predict(X_NEW).mean, models.GPRegression(X, Y).predict(X_NEW).mean)
+    with pytest.raises(lapgrad.DTypeError, match="X must hold real numbers"):
+        models.GPRegression(["a", "b"], [1.0, 2.0])
+    with pytest.raises(lapgrad.DTypeError, match="X must hold real numbers"):
+        models.GPRegression([[1.0], [2.0, 3.0]], [1.0, 2.0])
+
+
+def test_observations_of_a_linear_model_are_added_as_arrays() -> None:
+    model = models.BayesianLinearRegression(X, Y)
+    model.observe(X_NEW, Y[:NEW])
+    assert len(model.X) == N + NEW
+    assert "n=29, d=2" in repr(model)
+
+
+def test_messages_show_the_shape_that_was_passed() -> None:
+    with pytest.raises(lapgrad.ShapeError, match=r"2 columns like the training data, got shape \(5,\)"):
+        models.GPRegression(X, Y).predict(np.zeros(5))
+
+
 def test_labels_and_probabilities(pandas: Any) -> None:
     index = pandas.Index(np.arange(N))
     frame = pandas.DataFrame(X, index=index, columns=["a", "b"])

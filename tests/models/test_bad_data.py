@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from tolerances import HIGHER_ORDER, assert_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad.models import GPRegression
+from lapgrad.models import GPRegression, LinearGaussianSSM, MultiTaskBLR
 from lapgrad.models.kernels import RBF, Kernel, Linear
 
 X, Y = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6.0).double()
@@ -40,14 +41,15 @@ def set_entry(values: Tensor, row: int, entry: float) -> Tensor:
         (lambda: GPRegression(X[None], Y), ValueError, r"X must have shape \(n, d\) or \(n,\)"),
         (lambda: GPRegression(X, Y.float()), TypeError, "same dtype, got X torch.float64, y torch.float32"),
         (lambda: GPRegression(X.long(), Y), TypeError, "X has dtype torch.int64"),
-        (lambda: GPRegression([[1.0]], Y), TypeError, "X must be a torch.Tensor, got list"),
+        (lambda: GPRegression({"a": 1.0}, Y), TypeError, "X must be a torch.Tensor, got dict"),
+        (lambda: GPRegression([["a"]], Y), TypeError, "X must hold real numbers: .* got list"),
         (
             lambda: GPRegression(X, Y, noise_var=-1.0),
             ValueError,
             "noise_var must be greater than noise_floor",
         ),
         (lambda: GPRegression(X, Y, mean="quadratic"), ValueError, "'constant', 'linear', 'zero'"),
-        (lambda: GPRegression(X, Y, RBF), ValueError, "kernel must be a Kernel"),
+        (lambda: GPRegression(X, Y, RBF), ValueError, "kernel must be a Kernel, got the class RBF"),
         (lambda: GPRegression(X, Y).predict(X[:, :1]), ValueError, "must have 2 columns like the training"),
         (lambda: GPRegression(X, Y).predict(X.float()), TypeError, "same dtype"),
         (lambda: GPRegression(X, Y).predict(set_entry(X, 1, math.nan)), ValueError, "X_new .* in row 1"),
@@ -55,6 +57,19 @@ def set_entry(values: Tensor, row: int, entry: float) -> Tensor:
         (lambda: GPRegression(X, Y).log_prob(X, Y[:, None].expand(6, 2)), ValueError, "must have 1 outputs"),
         (lambda: GPRegression(X, Y).sample(X, 1, generator="seed"), ValueError, "generator must be"),
         (lambda: GPRegression(X, Y).sample(X, -1), ValueError, "count must not be negative"),
+        (lambda: GPRegression(X, Y).predict(X, noise=0.1), ValueError, "noise must be True, False, or"),
+        (lambda: GPRegression(X, Y).predict(X, full_cov="no"), ValueError, "full_cov must be True or False"),
+        (lambda: GPRegression(X, Y, normalise="no"), ValueError, "normalise must be True or False"),
+        (lambda: GPRegression(X, Y).fit(steps=2.5), ValueError, "steps must be a positive integer, got 2.5"),
+        (lambda: GPRegression(X, Y, noise_var="low"), ValueError, "noise_var must be a number, got 'low'"),
+        (lambda: GPRegression(X, Y, noise_floor=-1.0), ValueError, "noise_floor must be a number, zero or"),
+        (lambda: GPRegression(X, Y).predict(X, part="trend"), ValueError, "no part of the kernel has a name"),
+        (lambda: RBF(lengthscale="long"), ValueError, "lengthscale must be a number, or numbers"),
+        (lambda: RBF(active_dims=1), ValueError, "active_dims must be a list of columns, got 1"),
+        (lambda: GPRegression(X, Y).half().loss(), TypeError, "has dtype torch.float16"),
+        (lambda: GPRegression(X, Y).bfloat16().loss(), TypeError, "has dtype torch.bfloat16"),
+        (lambda: MultiTaskBLR([X, Y]), ValueError, r"tasks must be a list of pairs \(X, y\), got Tensor"),
+        (lambda: LinearGaussianSSM(Y, 1).forecast(2, noise=0.1), ValueError, "noise must be True or False"),
     ],
 )
 def test_mistakes_are_named(call: Callable[[], object], error: type[Exception], message: str) -> None:
@@ -63,6 +78,20 @@ def test_mistakes_are_named(call: Callable[[], object], error: type[Exception], 
     assert isinstance(caught.value, lapgrad.LapgradError)
 
 
+def test_fits_need_gradients() -> None:
+    model = GPRegression(X, Y)
+    with torch.inference_mode(), pytest.raises(lapgrad.OptionError, match="inference_mode"):
+        model.fit()
+
+
+def test_noise_of_new_observations_may_be_an_array() -> None:
+    model = GPRegression(X, Y)
+    noise = 0.1 * np.arange(1.0, 7.0)
+    of_array, of_tensor = (model.predict(X, noise=given) for given in (noise, torch.from_numpy(noise)))
+    assert torch.equal(of_array.variance, of_tensor.variance)
+
+
+@pytest.mark.filterwarnings("ignore:.*all targets are equal:lapgrad.FitWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_one_observation(dtype: torch.dtype) -> None:
     """The posterior of one observation: the mean is shrunk towards that of the process."""
@@ -98,6 +127,7 @@ def test_constant_columns_change_nothing(normalise: bool) -> None:
     one.fit(steps=10)
 
 
+@pytest.mark.filterwarnings("ignore:.*all targets are equal:lapgrad.FitWarning")
 def test_constant_targets() -> None:
     model = GPRegression(X, torch.full((6,), 7.0).double(), normalise=True)
     model.fit(steps=20)

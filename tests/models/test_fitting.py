@@ -320,7 +320,7 @@ def test_fixed_parameters_stay() -> None:
     ("arguments", "message"),
     [
         ({"optimizer": "sgd"}, "'lbfgs', 'adam'"),
-        ({"steps": 0}, "at least 1"),
+        ({"steps": 0}, "a positive integer"),
         ({"tolerance": -1.0}, "tolerance"),
         ({"lr": math.nan}, "lr"),
     ],

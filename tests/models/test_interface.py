@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import stored_models
 import torch
+from torch import Tensor
 
 from lapgrad.models import FitResult, GPRegression, Model
 from lapgrad.models.kernels import RBF
@@ -70,3 +72,25 @@ def test_misspelt_attributes_of_kernels_get_a_hint() -> None:
     kernel.lengthscale = other.lengthscale
     assert kernel.lengthscale.item() == pytest.approx(2.0)
     assert len(list(kernel.parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda X, y: GPRegression(X, y, noise=0.1),
+            r"GPRegression\(\) .* 'noise'. Did you mean 'noise_var'\?",
+        ),
+        (
+            lambda X, y: GPRegression(X, y).fit(step=3),
+            r"GPRegression.fit\(\) .* 'step'. Did you mean 'steps'\?",
+        ),
+        (
+            lambda X, y: GPRegression(X, y).predict(X, return_std=True),
+            r"GPRegression.predict\(\) .*'return_std'.$",
+        ),
+    ],
+)
+def test_misspelt_arguments_are_named(call: Callable[[Tensor, Tensor], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(torch.zeros(3, 1, dtype=torch.float64), torch.arange(3.0, dtype=torch.float64))

@@ -49,7 +49,7 @@ class _FactorCheck:
         """Read the status, and return True. Raises if the matrix has no Cholesky factor."""
         code = int(self._info.item())
         if code:
-            raise _errors.factorisation_failed("fused.mvn_nll", (), (0, code), "potrf_ex")
+            raise _errors.factorisation_failed("fused.mvn_nll", (), (0, code))
         return True
 
 

@@ -63,7 +63,8 @@ class Formula(NamedTuple):
 
 def has_formulas(like: Tensor) -> bool:
     """Whether the device of ``like`` has kernels for formulas at all."""
-    return has_kernel("kernel_matrix", like) and has_kernel("kernel_matrix_vjp", like)
+    is_supported = like.dtype in (torch.float32, torch.float64)
+    return is_supported and has_kernel("kernel_matrix", like) and has_kernel("kernel_matrix_vjp", like)
 
 
 def serves(formula: Formula, like: Tensor) -> bool:

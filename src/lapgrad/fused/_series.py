@@ -152,7 +152,7 @@ def _count_own_dimensions(name: str) -> int:
 
 def _broadcast_batch(operator: str, given: dict[str, Tensor], timed: dict[str, Tensor]) -> torch.Size:
     try:
-        return torch.broadcast_shapes(
+        return _layout.broadcast_shapes(
             *[tensor.shape[: tensor.dim() - _count_own_dimensions(name)] for name, tensor in timed.items()]
         )
     except RuntimeError:

@@ -111,7 +111,7 @@ def _evaluate_into(L: Tensor, A: Tensor, Y: Tensor, lower: bool) -> tuple[Tensor
     """L := the factor of A. Returns s and W = L^-1 Y; |W|^2 = tr(Y^T A^-1 Y)."""
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
-        raise _errors.factorisation_failed("fused.mvn_nll", A.shape[:-2], failure, "potrf_ex")
+        raise _errors.factorisation_failed("fused.mvn_nll", A.shape[:-2], failure)
     n, k = Y.shape[-2:]
     W, s = allocate_like(Y), A.new_empty(A.shape[:-2])
     lookup("trsm", A)(W, L, Y, lower, not lower, False)

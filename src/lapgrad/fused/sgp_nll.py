@@ -165,7 +165,7 @@ def evaluate_rows(
     function = _kernel_function.as_kernel_function(_NAME, kernel)
     noise_var = convert_noise_variance(_NAME, noise_var, Z)
     check_noise_is_positive(_NAME, noise_var)
-    # In memory there are no rows.
+    # The rows are read later: X and Y are empty here.
     X, Y = Z.new_empty(0, Z.shape[1]), Z.new_empty(0, data.outputs)
     tensors = (Z, X, Y, noise_var, *function.parameters, *target_parameters)
     if not skips_dispatcher(tensors):

@@ -6,6 +6,10 @@ may wait for the device.
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,14 +32,15 @@ def check_inputs(
         empty: Whether n may be 0.
     """
     X = check_float_tensor(who, X, name)
+    seen = tuple(X.shape)
     if X.dim() == 1:
         X = X[:, None]
     if X.dim() != 2:
-        raise _exceptions.ShapeError(f"{who}: {name} must have shape (n, d) or (n,), got {tuple(X.shape)}.")
+        raise _exceptions.ShapeError(f"{who}: {name} must have shape (n, d) or (n,), got {seen}.")
     if columns is not None and X.shape[1] != columns:
         raise _exceptions.ShapeError(
             f"{who}: {name} must have {columns} column{'s' if columns != 1 else ''} like the training data, "
-            f"got shape {tuple(X.shape)}."
+            f"got shape {seen}."
         )
     if not X.shape[0] and not empty:
         raise _exceptions.ShapeError(f"{who}: {name} has no rows, at least one is wanted.")
@@ -70,6 +75,21 @@ def check_noise(who: str, noise: Tensor, count: int, name: str = "noise_var") ->
     if not bool((noise.isfinite() & (noise > 0)).all()):
         raise _exceptions.OptionError(f"{who}: {name} must be positive and finite.")
     return noise
+
+
+def check_noise_limits(who: str, noise_var: object, noise_floor: object) -> None:
+    """Raise an OptionError unless the noise is None or numbers, and its floor None, zero or positive."""
+    try:
+        _ = None if noise_var is None else torch.as_tensor(noise_var, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise _exceptions.OptionError(f"{who}: noise_var must be a number, got {noise_var!r}.") from None
+    if noise_floor is None:
+        return
+    is_number = isinstance(noise_floor, int | float | np.number) and not isinstance(noise_floor, bool)
+    if not (is_number and 0.0 <= float(cast(float, noise_floor)) < math.inf):
+        raise _exceptions.OptionError(
+            f"{who}: noise_floor must be a number, zero or positive, got {noise_floor!r}."
+        )
 
 
 def check_float_tensor(who: str, value: Tensor, name: str) -> Tensor:
@@ -114,6 +134,31 @@ def check_finite_rows(who: str, values: Tensor, name: str, *, first: int = 0) ->
         f"Remove these rows, or fill them in.",
         (first + bad[0],),
     )
+
+
+def check_steps(who: str, steps: object) -> None:
+    """Raise an OptionError unless ``steps`` is a positive integer."""
+    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+        raise _exceptions.OptionError(f"{who}: steps must be a positive integer, got {steps!r}.")
+
+
+def check_gradients_are_allowed(who: str) -> None:
+    """Raise an OptionError within ``torch.inference_mode()``."""
+    if torch.is_inference_mode_enabled():
+        raise _exceptions.OptionError(f"{who}: a fit needs gradients, which torch.inference_mode() forbids.")
+
+
+def describe_kind(value: object) -> str:
+    """Return what an argument is, for messages: its type, or that it is a class and not an instance."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: write {value.__name__}(...)"
+    return type(value).__name__
+
+
+def check_flag(who: str, name: str, value: object) -> None:
+    """Raise an OptionError unless ``value`` is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise _exceptions.OptionError(f"{who}: {name} must be True or False, got {value!r}.")
 
 
 def make_generator(

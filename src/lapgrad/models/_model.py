@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lapgrad import _exceptions
 from lapgrad.models._arrays.methods import accept_arrays, describe_origins, restore_origins
-from lapgrad.models._parameters import ParametrisedModule
+from lapgrad.models._parameters import ParametrisedModule, Value
 from lapgrad.models._storage import saving as _saving
 from lapgrad.models._training import fitting as _fitting
 from lapgrad.models._training.adam import Rate
@@ -83,6 +83,21 @@ class StoredModel(ParametrisedModule, abc.ABC):
         fixed = tuple(name for name, value in self.named_parameters() if not value.requires_grad)
         config = {**self.config(), **_saving.describe_constraints(self), **describe_origins(self)}
         _saving.write_model(path, _saving.SavedModel(type(self).__name__, config, tensors, fixed))
+
+    def set_values(self, values: Mapping[str, Value] | None = None, /, **more: Value) -> None:
+        """Set hyper-parameters by name; they stay learned or fixed, as they were.
+
+        Args:
+            values: Values by name as in ``hyperparameters``, such as ``{"kernel.lengthscale": 0.5}``.
+            more: The same for names without a dot, such as ``noise_var=0.2``.
+
+        Raises:
+            OptionError: There is no hyper-parameter of that name, or it cannot have that value.
+        """
+        found = {name: self._find_hyperparameter(name) for name in {**(values or {}), **more}}
+        for name, value in {**(values or {}), **more}.items():
+            module, descriptor = found[name]
+            setattr(module, descriptor.name, value)
 
     def has_all_data(self) -> bool:
         """Return whether the data are in this process as a whole, not on others or in files of their own."""

@@ -68,8 +68,8 @@ class Bounds(NamedTuple):
             return torch.logit((value.log() - low) / (high - low))
         return torch.logit((value - self.low) / (self.high - self.low))
 
-    def contains(self, value: Tensor) -> Tensor:
-        """Return whether each number lies inside."""
+    def contains(self, value: Any) -> Any:
+        """Return whether a number, or each number of a tensor, lies inside."""
         return (value > self.low) & (value < self.high)
 
     def move_inside(self, value: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Hyperparameter:
         self,
         from_raw: Callable[[Tensor], Tensor],
         to_raw: Callable[[Tensor], Tensor],
-        inside: Callable[[Tensor], Tensor],
+        inside: Callable[[Any], Any],
         wanted: str,
         floor: str | None = None,
         default: float | None = None,
@@ -152,8 +152,12 @@ class Hyperparameter:
     def is_allowed(self, module: nn.Module, value: Tensor) -> bool:
         """Return whether all numbers of a value are finite and within the domain of the parameter."""
         above = value if self.floor is None else value - getattr(module, self.floor).to(value)
-        inside = value.isfinite() & self.inside(above)
         bounds = get_all_bounds(module).get(self.name)
+        if value.numel() == above.numel() == 1:  # numbers of Python are compared in less time than tensors
+            number = value.item()
+            is_inside = math.isfinite(number) and bool(self.inside(above.item()))
+            return is_inside and (bounds is None or bool(bounds.contains(number)))
+        inside = value.isfinite() & self.inside(above)
         return bool((inside if bounds is None else inside & bounds.contains(value)).all())
 
     def __set__(self, module: nn.Module, value: Value | None) -> None:
@@ -166,8 +170,12 @@ class Hyperparameter:
             not_given.add(self.name)
         known: nn.Parameter | None = getattr(module, self.raw_name, None)
         # In double precision, whatever the dtype of the module, because a logarithm loses digits.
-        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-        tensor = tensor.to(torch.float64)
+        try:
+            tensor = torch.as_tensor(value, dtype=torch.float64).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise _exceptions.OptionError(
+                f"{self._describe(module)} must be a number, or numbers, got {value!r}."
+            ) from None
         if not self.is_allowed(module, tensor):
             bounds = get_all_bounds(module).get(self.name)
             wanted = self.wanted if bounds is None else f"{self.wanted}, and {bounds.describe()}"
@@ -269,7 +277,7 @@ def bounded(low: float, high: float) -> Any:
 
 def unbounded() -> Any:
     """A hyper-parameter that may have any finite value, stored as it is."""
-    return Hyperparameter(lambda raw: raw, lambda value: value, torch.isfinite, "finite")
+    return Hyperparameter(lambda raw: raw, lambda value: value, lambda value: value == value, "finite")
 
 
 class _SealedType(abc.ABCMeta):

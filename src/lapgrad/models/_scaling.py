@@ -104,3 +104,8 @@ def compute_spread(X: Tensor) -> Tensor:
     deviation = X.std(0, correction=0)
     rounding = 10.0 * torch.finfo(X.dtype).eps * X.abs().amax(0)
     return torch.where(deviation > rounding, deviation, torch.ones_like(deviation))
+
+
+def subtract_mean(y: Tensor) -> Tensor:
+    """Return y (n, k) minus the mean of each column; exactly 0 in columns of equal numbers."""
+    return (y - y.mean(0)) * (y != y[:1]).any(0)

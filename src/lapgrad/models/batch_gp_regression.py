@@ -25,7 +25,7 @@ from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models._training.lockstep import minimise_together
 from lapgrad.models._training.result import FitResult
-from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, check_kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.syrk import syrk
 from lapgrad.ops.trsm import trsm
@@ -69,6 +69,7 @@ class BatchGPRegression(Model):
         OptionError: The kernel has parts whose parameters cannot be a batch, such as networks.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import BatchGPRegression
         >>> x = torch.linspace(0, 6, 30, dtype=torch.float64)
         >>> model = BatchGPRegression(x[:, None], torch.stack([torch.sin(x), 5.0 * torch.cos(x)]))
@@ -102,8 +103,8 @@ class BatchGPRegression(Model):
         who = type(self).__name__
         if mean not in _MEANS:
             raise _errors.unknown_option(who, "mean", mean, _MEANS)
-        if kernel is not None and not isinstance(kernel, Kernel):
-            raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+        if kernel is not None:
+            check_kernel(who, kernel)
         X, y = _check_data(who, X, y)
         self.mean, self.normalise = mean, normalise
         self.register_buffer("X", X.detach().clone())
@@ -175,10 +176,10 @@ class BatchGPRegression(Model):
         Returns:
             The sum of the losses; converged means that all have.
         """
-        if steps < 1 or not tolerance >= 0.0:
-            raise _exceptions.OptionError(
-                f"{type(self).__name__}.fit: steps and tolerance must not be negative."
-            )
+        who = f"{type(self).__name__}.fit"
+        _checks.check_steps(who, steps)
+        if not tolerance >= 0.0:
+            raise _exceptions.OptionError(f"{who}: tolerance must not be negative, got {tolerance}.")
         started, batched = time.perf_counter(), BatchedLoss(self, is_batch=True)
         found = minimise_together(batched.evaluate_items, batched.get_points(), steps, tolerance)
         if not found.points:

@@ -77,6 +77,7 @@ class BayesianLinearRegression(Model):
         OptionError: A variance is not positive, or ``method`` is unknown.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import BayesianLinearRegression, PolynomialFeatures
         >>> x = torch.linspace(-1.0, 1.0, 20, dtype=torch.float64)
         >>> model = BayesianLinearRegression(x, 1.0 + 2.0 * x - x**3, PolynomialFeatures(3))
@@ -132,6 +133,7 @@ class BayesianLinearRegression(Model):
             )
         self.feature_count = Phi.shape[1]
         spread = compute_variance(Y)
+        _checks.check_noise_limits("BayesianLinearRegression", noise_var, noise_floor)
         noise = torch.as_tensor(0.1 * spread if noise_var is None else noise_var, dtype=torch.float64)
         floor = min(torch.finfo(torch.float64).eps ** 0.5 * spread, 0.01 * float(noise.abs().min()))
         self.register_buffer("noise_floor", X.new_tensor(floor if noise_floor is None else noise_floor))
@@ -188,6 +190,14 @@ class BayesianLinearRegression(Model):
         Y = _checks.check_targets("BayesianLinearRegression.observe", y, X, outputs=self.Y.shape[1])
         _checks.check_same_kind("BayesianLinearRegression.observe", X=X, data=self.X)
         self.X, self.Y = torch.cat([self.X, X.detach()]), torch.cat([self.Y, Y.detach()])
+
+    def extra_repr(self) -> str:
+        """Size of the data and the noise."""
+        n, d = self.X.shape
+        return (
+            f"n={n}, d={d}, outputs={self.Y.shape[1]}, features={self.feature_count}, "
+            f"noise_var={self.noise_var.item():.4g}"
+        )
 
     # Inference.
 

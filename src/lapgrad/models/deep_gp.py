@@ -77,6 +77,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         OptionError: An option is not one of those above.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import DeepGP
         >>> source = torch.Generator().manual_seed(0)
         >>> angles = 6.3 * torch.rand(500, dtype=torch.float64, generator=source)

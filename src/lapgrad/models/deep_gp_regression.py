@@ -95,6 +95,7 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
         OptionError: An option is not one of those above.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import DeepGPRegression
         >>> x = torch.linspace(0, 6, 200, dtype=torch.float64)
         >>> model = DeepGPRegression(x, torch.sin(x), inducing=10, noise_var=1e-3, generator=0)
@@ -165,12 +166,15 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
             _scaling.register_scaling(self, "y", self.y, self.normalise, pooled=True)
             return self.X, self.y
         rows = SpreadRows(who, X, y, self.group)
+        if any(self.group.sum_numbers([float(not rows.count)])):
+            raise _exceptions.ShapeError(f"{who}: each process needs a row of X, and one has none.")
         some = register_rows(self, rows, self.normalise)
         self.X, self.y = (part.detach().clone().reshape(len(X), -1) for part in (X, y))
         self.share = DataShare(self.group, rows.offset, len(X), rows.total)
         return some
 
     def _set_noise(self, variance: Tensor, noise_var: Value | None, noise_floor: float | None) -> None:
+        _checks.check_noise_limits(type(self).__name__, noise_var, noise_floor)
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():

@@ -61,6 +61,7 @@ class PolynomialFeatures(Features):
         OptionError: ``degree`` is less than 1.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import PolynomialFeatures
         >>> PolynomialFeatures(2)(torch.tensor([[2.0, 3.0]]))
         tensor([[2., 3., 4., 6., 9.]])
@@ -130,6 +131,7 @@ class RandomFourierFeatures(Features):
         OptionError: The kernel is not known, or a number not positive.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import RandomFourierFeatures
         >>> features = RandomFourierFeatures(2, 5000, lengthscale=0.5, generator=0)
         >>> Phi = features(torch.tensor([[0.0, 0.0], [0.5, 0.0]], dtype=torch.float64))
@@ -256,6 +258,8 @@ def make_features(
 
 def evaluate_features(who: str, features: nn.Module | None, X: Tensor) -> Tensor:
     """Return the features (n, m) of X (n, d); raise if the shape is wrong."""
+    if features is not None and not callable(features):
+        raise _exceptions.OptionError(f"{who}: features must be a module, got {features!r}.")
     Phi = X if features is None else features(X)
     if not isinstance(Phi, Tensor) or Phi.dim() != 2 or len(Phi) != len(X):
         seen = tuple(Phi.shape) if isinstance(Phi, Tensor) else type(Phi).__name__

@@ -40,7 +40,7 @@ from lapgrad.models._scaling import StandardisedRegression
 from lapgrad.models._storage.entries import FLAG, PART, TEXT, check_entries
 from lapgrad.models._training.result import FitResult
 from lapgrad.models.features import fix_parameters
-from lapgrad.models.kernels.base import Kernel, covariance, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, check_kernel, covariance, kernel_from_config, part_of_state
 from lapgrad.models.kernels.combinations import find_term
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
@@ -95,11 +95,12 @@ class GPRegression(
         NonFiniteError: X or y has a NaN or an infinity; the rows are named.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import GPRegression
         >>> X = torch.linspace(0, 6, 40, dtype=torch.float64)
         >>> model = GPRegression(X, torch.sin(X))
         >>> result = model.fit()
-        >>> mean, variance = model.predict(torch.tensor([1.0], dtype=torch.float64))
+        >>> mean, variance = model.predict(torch.ones(1, dtype=torch.float64))
         >>> f"{mean.item():.2f}"
         '0.84'
     """
@@ -118,8 +119,8 @@ class GPRegression(
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        if kernel is not None and not isinstance(kernel, Kernel):
-            raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+        if kernel is not None:
+            check_kernel(who, kernel)
         self.vector = isinstance(y, Tensor) and y.dim() == 1
         X = _checks.check_inputs(who, X)
         y = _checks.check_targets(who, y, X)
@@ -135,7 +136,7 @@ class GPRegression(
         self.to(dtype=X.dtype, device=X.device)
         self.kernel.start_from_data(inputs, self._compute_residuals(inputs).detach())
         self.to(dtype=X.dtype, device=X.device)
-        self.set_criterion("likelihood", inputs)
+        self.set_criterion("likelihood", inputs, outputs)
         self._posterior: CachedValue[ExactPosterior | GridPosterior] = CachedValue()
         self.evaluation = Evaluation()
         self.distributed = distributed
@@ -219,16 +220,16 @@ class GPRegression(
                 (unless ``steps``, ``callback`` or networks are given) a second start, if one is ahead on some
                 of the rows.
             criterion: "likelihood" (``loss()``), "leave-one-out" (``loo_loss()``), or "regularised": the
-                likelihood, times a weak prior of lengthscales if there is one per dimension, around the
-                deviations of inputs times a common factor; other data are then predicted better.
-                ``set_prior`` replaces it.
+                likelihood, times weak priors if there is a lengthscale per dimension: of these, around the
+                deviations of inputs times a common factor, and of the noise. ``set_prior`` replaces them;
+                other data are predicted better with them.
             generator: Source of random numbers for the starts, or a seed; None: torch's own.
             **options: See ``Model.fit``, also for the result and for errors.
 
         Warns:
             FitWarning: The fit explains nothing: noise alone would be as likely.
         """
-        self.set_criterion(criterion, self._scale_inputs(self.X))
+        self.set_criterion(criterion, self._scale_inputs(self.X), self._scale_targets(self.y))
         return _starts.fit_from_several(self, super().fit, optimizer, starts, generator, options)
 
     def get_scales_of_parameters(self) -> dict[str, Tensor]:
@@ -246,7 +247,7 @@ class GPRegression(
         )
         if not result.converged or self.has_priors() or not is_comparable:
             return
-        centred = self.y - self.y.mean(0) if self.has_constant_mean() else self.y
+        centred = _scaling.subtract_mean(self.y) if self.has_constant_mean() else self.y
         variance = centred.detach().double().square().mean().item()
         loss = result.loss - self.measure_weak_priors()
         _explanation.warn_if_nothing_is_explained(type(self).__name__, centred.numel(), variance, loss)
@@ -350,16 +351,14 @@ class GPRegression(
 
     @torch.no_grad()
     def leave_one_out(self) -> LeaveOneOut:
-        """Return what the model predicts for each observation from all others, with the present parameters.
-
-        In closed form, from the factor that predictions use: n³ / 3 flops more.
+        """Return what the model predicts for each observation from all others: n³ / 3 flops, no new fit.
 
         Example:
+            >>> import torch
             >>> from lapgrad.models import GPRegression
             >>> x = torch.linspace(0, 6, 30, dtype=torch.float64)
-            >>> found = GPRegression(x, torch.sin(x), noise_var=0.01).leave_one_out()
-            >>> found.residuals.shape, found.rmse < 0.1
-            (torch.Size([30]), True)
+            >>> GPRegression(x, torch.sin(x), noise_var=0.01).leave_one_out().rmse < 0.1
+            True
         """
         residuals = self._compute_residuals(self._scale_inputs(self.X))
         errors, variances = compute_leave_one_out(self._get_factor("leave_one_out"), residuals)

@@ -21,6 +21,7 @@ from lapgrad.distributed.group import Group, as_group
 from lapgrad.distributed.losses import sum_loss
 from lapgrad.fused import _series
 from lapgrad.fused.kalman_nll import has_joint_kernel
+from lapgrad.models import _checks
 from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._model import Model
 from lapgrad.models._parameters import Value
@@ -105,6 +106,7 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
         DomainError: There are too few observations to determine the diffuse states of a series.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import LinearGaussianSSM
         >>> from lapgrad.models.components import LocalLevel
         >>> y = torch.tensor([1.0, 1.2, torch.nan, 0.9, 1.1, 1.3, 1.0], dtype=torch.float64)
@@ -142,7 +144,7 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
 
             component = LinearDynamics(component, p, generator=0)
         if not isinstance(component, Component):
-            kind = type(component).__name__
+            kind = _checks.describe_kind(component)
             raise _exceptions.OptionError(f"{who}: component must be a Component, got {kind}.")
         if component.observations != p:
             raise _exceptions.ShapeError(

@@ -21,7 +21,7 @@ from lapgrad.models._parameters import above, unbounded
 from lapgrad.models._prediction import Prediction, compute_log_density
 from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, PART, check_entries
-from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, check_kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.coregionalisation import Coregionalisation
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
@@ -70,6 +70,7 @@ class MultiOutputGPRegression(Model):
         NonFiniteError: X has a NaN or an infinity, or y an infinity.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import MultiOutputGPRegression
         >>> x = torch.linspace(0, 6, 30, dtype=torch.float64)
         >>> y = torch.stack([torch.sin(x), 2.0 * torch.sin(x) + 1.0], 1)
@@ -97,8 +98,8 @@ class MultiOutputGPRegression(Model):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        if kernel is not None and not isinstance(kernel, Kernel):
-            raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+        if kernel is not None:
+            check_kernel(who, kernel)
         X = _checks.check_inputs(who, X)
         y = _check_outputs(who, y, X)
         self.normalise, self.rank = normalise, rank

@@ -71,6 +71,7 @@ class MultiTaskBLR(Model):
         OptionError: There is no task with data, or ``method`` is unknown.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import MultiTaskBLR, PolynomialFeatures
         >>> x = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
         >>> model = MultiTaskBLR([(x, x**2), (x[:4], 1.0 - x[:4])], PolynomialFeatures(2))
@@ -321,6 +322,11 @@ def _check_tasks(tasks: Sequence[tuple[Tensor, Tensor]], method: str) -> list[tu
     """Return X (n_t, d) and y (n_t,) of each task; raise if they do not fit each other."""
     if method not in METHODS:
         raise _errors.unknown_option("MultiTaskBLR", "method", method, METHODS)
+    for t, task in enumerate(tasks):
+        if not isinstance(task, list | tuple) or len(task) != 2:
+            raise _exceptions.OptionError(
+                f"MultiTaskBLR: tasks must be a list of pairs (X, y), got {type(task).__name__} at index {t}."
+            )
     pairs = [_check_data(t, *task) for t, task in enumerate(tasks)]
     if not any(len(X) for X, _ in pairs):
         raise _exceptions.OptionError("MultiTaskBLR: tasks must have at least one observation between them.")

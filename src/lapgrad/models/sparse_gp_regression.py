@@ -33,7 +33,7 @@ from lapgrad.models._storage.entries import FLAG, NUMBER, OPTIONAL_INTEGER, PART
 from lapgrad.models._training.progress import RowCounter
 from lapgrad.models._training.result import FitResult
 from lapgrad.models.features import fix_parameters
-from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, check_kernel, kernel_from_config, part_of_state
 from lapgrad.models.kernels.stationary import RBF
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
         OptionError: An option is not one of those above.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import SparseGPRegression
         >>> x = torch.linspace(0, 6, 500, dtype=torch.float64)
         >>> model = SparseGPRegression(x, torch.sin(x), inducing=8, noise_var=0.01, generator=0)
@@ -189,6 +190,7 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
         inputs, outputs = self._scale_inputs(X), self._scale_targets(y)
         variance = _scaling.compute_spread(outputs).square().mean()
         self.kernel = RBF(ard=True) if kernel is None else kernel
+        _checks.check_noise_limits(type(self).__name__, noise_var, noise_floor)
         given = 0.1 * variance if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
@@ -218,7 +220,7 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
         if not result.converged or self.has_priors() or self.mean_module is not None:
             return
         if self.spread_rows is None:
-            centred = self.y - self.y.mean(0) if self.has_constant_mean() else self.y
+            centred = _scaling.subtract_mean(self.y) if self.has_constant_mean() else self.y
             variance = centred.double().square().mean().item()
         else:
             mean, squares = self.spread_rows.moments[1].mean, self.spread_rows.moments[1].variance
@@ -488,8 +490,8 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
 
 
 def _check_options(who: str, kernel: Kernel | None, init: str, jitter: float, chunk: int | None) -> None:
-    if kernel is not None and not isinstance(kernel, Kernel):
-        raise _exceptions.OptionError(f"{who}: kernel must be a Kernel, got {type(kernel).__name__}.")
+    if kernel is not None:
+        check_kernel(who, kernel)
     if init not in _inducing_inputs.INITIALISATIONS:
         raise _errors.unknown_option(who, "init", init, _inducing_inputs.INITIALISATIONS)
     if not 0 <= jitter < math.inf:

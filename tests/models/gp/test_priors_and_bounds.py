@@ -148,3 +148,17 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     model.set_prior("kernel.lengthscale", Mine(0.0, 1.0))
     with pytest.raises(lapgrad.OptionError, match="class Mine cannot be written"):
         model.save(tmp_path / "model")
+
+
+def test_values_are_set_by_name() -> None:
+    X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
+    model = GPRegression(X, X[:, 0], RBF(ard=True, name="near") + Linear())
+    model.fix("noise_var")
+    model.set_values({"kernel.near.lengthscale": 0.5, "constant": [1.0]}, noise_var=0.2)
+    found = model.hyperparameters()
+    assert found["kernel.near.lengthscale"].tolist() == pytest.approx([0.5, 0.5])
+    assert found["noise_var"].item() == pytest.approx(0.2)
+    assert not model.get_parameter("raw_noise_var").requires_grad
+    with pytest.raises(lapgrad.OptionError, match=r"name must be one of .*, got 'noise'"):
+        model.set_values({"constant": [0.0], "noise": 0.1})
+    assert model.constant.item() == 1.0  # nothing is set if a name is wrong

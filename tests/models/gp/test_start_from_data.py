@@ -127,4 +127,12 @@ def test_a_fit_that_explains_nothing_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GPRegression(1e6 * X, y, Matern52(), normalise=False).fit()
-        GPRegression(X, torch.ones_like(y)).fit(steps=20)
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_equal_targets_are_named_by_a_warning(rows: int) -> None:
+    X, y = data()
+    X, y = X[:rows], torch.full_like(y[:rows], 0.1)
+    for model in (GPRegression(X, y), SparseGPRegression(X, y, inducing=5, generator=0)):
+        with pytest.warns(lapgrad.FitWarning, match="all targets are equal"):
+            model.fit()

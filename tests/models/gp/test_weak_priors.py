@@ -32,15 +32,17 @@ def data(n: int = 40, d: int = 3) -> tuple[Tensor, Tensor]:
 def test_the_objective_is_the_loss_and_a_prior_of_logarithms() -> None:
     X, y = data()
     model = GPRegression(X, y, Matern52([0.5, 2.0, 8.0]), normalise=False)
-    model.set_criterion("regularised", X)
+    model.set_criterion("regularised", X, y[:, None])
     typical = math.sqrt(3.0) * X.std(0, correction=0)
     deviations = (torch.tensor([0.5, 2.0, 8.0]).to(X) / typical).log()
     L = torch.linalg.cholesky(0.7**2 * torch.eye(3).to(X) + 1.0)
-    assert_close(
-        model.compute_objective() - model.loss(),
-        0.5 * torch.linalg.solve_triangular(L, deviations[:, None], upper=False).square().sum(),
-    )
-    model.set_criterion("likelihood", X)
+    of_lengthscales = 0.5 * torch.linalg.solve_triangular(L, deviations[:, None], upper=False).square().sum()
+    of_noise = 0.5 * ((model.noise_var / (0.05 * y.var(correction=0))).log() / 3.0).square()
+    assert_close(model.compute_objective() - model.loss(), of_lengthscales + of_noise)
+    model.fix("noise_var")
+    model.set_criterion("regularised", X, y[:, None])
+    assert_close(model.compute_objective() - model.loss(), of_lengthscales)
+    model.set_criterion("likelihood", X, y[:, None])
     assert_close(model.compute_objective(), model.loss())
 
 
@@ -50,7 +52,7 @@ def model_scales(model: GPRegression) -> Tensor:
 
 def test_many_starts_have_it_too() -> None:
     model = GPRegression(*data(), Matern52(ard=True))
-    model.set_criterion("regularised", (model.X - model.x_shift) / model.x_scale)
+    model.set_criterion("regularised", (model.X - model.x_shift) / model.x_scale, model.y)
     starts = draw_starts(model, 4, torch.Generator().manual_seed(0))
     values, gradients = BatchedLoss(model)(starts / model_scales(model))
     single = model.compute_objective()
@@ -103,6 +105,16 @@ def test_lengthscales_that_do_not_matter_stay_near_the_data() -> None:
     X_new, y_new = data(400, d=6)
     better, worse = (model.log_prob(X_new[40:], y_new[40:]).mean() for model in (regular, plain))
     assert better > worse
+
+
+def test_a_few_equal_rows_do_not_end_in_no_noise() -> None:
+    X, y = data(60)
+    X[-1], y[-1] = X[0], y[0]
+    regular, plain = (GPRegression(X, y, Matern52(ard=True), noise_var=1e-4) for _ in range(2))
+    plain.fit(criterion="likelihood", starts=1)
+    regular.fit(starts=1)
+    assert plain.noise_var.item() < 1e-5
+    assert regular.noise_var.item() > 0.01
 
 
 def test_constant_columns_do_no_harm() -> None:

@@ -406,7 +406,16 @@ def test_plot_draws_the_forecast_of_one_series() -> None:
             lapgrad.OptionError,
             "diffuse_variance",
         ),
-        (torch.ones(3, device=DEVICE), lambda: Seasonal(12), {}, lapgrad.DomainError, "too few observations"),
+        (torch.ones(3, device=DEVICE), lambda: Seasonal(12), {}, lapgrad.DomainError, "they are too few"),
+        (torch.ones(9, device=DEVICE), lambda: LocalLevel() + LocalLevel(), {}, lapgrad.DomainError, "alike"),
+        (
+            torch.ones(5, device=DEVICE),
+            lambda: AR(1.5),
+            {},
+            lapgrad.OptionError,
+            "order must be a positive int",
+        ),  # type: ignore[arg-type]
+        (torch.ones(5, device=DEVICE), lambda: LocalLevel, {}, lapgrad.OptionError, r"write LocalLevel\("),
         (torch.ones(5, device=DEVICE), lambda: Seasonal(1), {}, lapgrad.OptionError, "period"),
         (torch.ones(5, device=DEVICE), lambda: AR(0), {}, lapgrad.OptionError, "order"),
         (

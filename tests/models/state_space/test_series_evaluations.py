@@ -9,6 +9,7 @@ import pytest
 import torch
 from tolerances import SUMS_OVER_STEPS, assert_close
 
+from lapgrad._kernels import cpu as _cpu
 from lapgrad.models import LinearGaussianSSM
 from lapgrad.models._state_space import likelihood, starts
 from lapgrad.models._state_space.curved_evaluation import CurvedEvaluation
@@ -42,6 +43,8 @@ def make_model(component: Component, *, times: int = 50) -> LinearGaussianSSM:
 
 
 def make_evaluation(model: LinearGaussianSSM) -> tuple[likelihood.SeriesEvaluation, list[torch.nn.Parameter]]:
+    if not _cpu.available():
+        pytest.skip("without the core, fits do not use these evaluations")
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     numbers = starts.describe_numbers(list_descriptors(model), learned)
     assert numbers is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 import lapgrad
 from lapgrad.demo.series import load_airline_passengers, load_nile
 from lapgrad.models import LinearGaussianSSM
+from lapgrad.models._state_space import starts as _starts
 from lapgrad.models.components import (
     AR,
     Component,
@@ -146,9 +147,26 @@ def test_the_sign_of_an_autocorrelation_does_not_depend_on_the_start(partial: fl
     assert result.converged
 
 
+@pytest.mark.parametrize(("first", "last"), [(16, 71), (20, 87)])
+def test_autoregressions_that_oscillate_are_found(first: int, last: int) -> None:
+    """The likelihood has an optimum with noise that is an autoregression, and a better one with a cycle."""
+    made = [LinearGaussianSSM(nile()[first:last], LocalLevel() + AR(2)) for _ in range(2)]
+    cycle = {"level.variance": 2000.0, "ar.partial": [0.7, -0.7], "ar.variance": 1000.0, "noise_var": 1e4}
+    made[1].set_values(cycle)
+    losses = [model.fit().loss for model in made]
+    assert abs(losses[0] - losses[1]) < 1e-3
+
+
 def test_one_of_two_variances_that_has_vanished_is_raised() -> None:
     model = LinearGaussianSSM(nile(), LocalLevel(1e-4), noise_var=16000.0)
     assert -model.fit().loss > -633.4646 - 1e-3
+
+
+def test_starts_with_exchanged_variances_have_none_that_vanishes() -> None:
+    """One of nearly zero has no gradient, and would stay there: a season and a slope are found together."""
+    numbers = [_starts.LearnedNumber(True, 1.0, True)] * 3 + [_starts.LearnedNumber(False, 1.0, True)]
+    points = _starts._swap_largest(numbers, np.array([-1.0, -27.0, -3.0, 0.3]))
+    assert [point.tolist() for point in points] == [[-7.0, -1.0, -3.0, 0.3], [-7.0, -7.0, -1.0, 0.3]]
 
 
 def test_a_single_variance_takes_two_evaluations() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from device import DEVICE
-from tolerances import OF_JITTER, assert_close
+from tolerances import HIGHER_ORDER, OF_JITTER, assert_close
 from torch import Tensor
 
 import lapgrad
@@ -136,6 +137,24 @@ def test_noise_depends_on_the_input() -> None:
     assert deviation[x > 4].mean() > 0.3
 
 
+def test_functions_have_the_units_of_the_observations() -> None:
+    x = grid()
+    y = observe("heteroscedastic", x)[1]
+    model, other = (
+        VariationalGP(x, values, HeteroscedasticGaussian(), inducing=10, generator=0)
+        for values in (y, 100.0 * y + 7.0)
+    )
+    for one in (model, other):
+        fit(one, 3)
+    (mean, variance), (there, spread) = model.predict(x), other.predict(x)
+    factors, offsets = mean.new_tensor([100.0, 1.0]), mean.new_tensor([7.0, 2.0 * math.log(100.0)])
+    assert_close(there, factors * mean + offsets, HIGHER_ORDER)
+    assert_close(spread, factors.square() * variance, HIGHER_ORDER)
+    assert_close(model.predict(x, noise=True).mean, mean[:, 0])
+    draws = model.sample(x, 400, generator=0)
+    assert bool(((draws.mean(0) - mean).abs() < 5.0 * (variance / 400).sqrt()).all())
+
+
 @pytest.mark.parametrize("labels", ["text", "numbers", "bools", "tensor"])
 def test_labels(labels: str) -> None:
     x = grid()
@@ -230,6 +249,8 @@ def test_errors() -> None:
         VariationalGP(x, x, Poisson())
     with pytest.raises(lapgrad.OptionError, match="one column"):
         VariationalGP(x, torch.stack((x, x), -1), HeteroscedasticGaussian())
+    with pytest.raises(lapgrad.OptionError, match=r"got the class Poisson: write Poisson\(\.\.\.\)"):
+        VariationalGP(x, x, Poisson)  # type: ignore[arg-type]
     model = GPClassification(x, (x > 3), inducing=3)
     with pytest.raises(lapgrad.OptionError, match=r"labels that are not classes of the model: \['maybe'\]"):
         model.log_prob(x[:1], ["maybe"])

@@ -60,7 +60,7 @@ def evaluate(
             kernel, leaves.tensors[0], lambda: _evaluate_and_check(problem, evaluation)
         )
     except _exceptions.LapgradError:
-        # On a GPU it has not been checked yet, and everything else depends on it.
+        # On a GPU the noise has not been checked yet. If it is not positive, that is the cause of the error.
         check_noise_is_positive(operator, inputs.noise_var)
         raise
 

@@ -92,14 +92,14 @@ class Inverse(NamedTuple):
 
 
 def invert_factor(Lu: Tensor) -> Inverse:
-    """The inverse of Lu, in memory of its own."""
+    """The inverse of Lu, in new memory."""
     W = torch.empty_like(Lu)
     lookup("invert_triangle", Lu)(W, Lu)
     return Inverse(W)
 
 
 def _choose_blocks(rows: int, columns: int) -> int:
-    """Return how many block rows the inverse is cut into for a product with so many columns.
+    """Return how many block rows the inverse is cut into for a product with this many columns.
 
     Each block must keep a GPU busy: otherwise more is lost than the zeros save.
     """
@@ -109,7 +109,7 @@ def _choose_blocks(rows: int, columns: int) -> int:
 
 
 def _split_into_blocks(n: int, blocks: int) -> list[slice]:
-    """Split rows 0 to n into at most so many blocks of equal size (the last may be smaller)."""
+    """Split rows 0 to n into at most that many blocks of equal size (the last may be smaller)."""
     size = max(1, -(-n // (blocks * _ROWS))) * _ROWS
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 

@@ -16,8 +16,8 @@ from lapgrad.fused._sgp.statistics import OtherRows, Statistics
 from lapgrad.ops.extracttrian import extracttrian
 from lapgrad.ops.maketrian import maketrian
 
-#: Numbers of the statistics besides W and b: sums of squares and variances, rows, and of the last K_c the
-#: sum of the squares of its entries, and its columns.
+#: How many numbers the statistics have besides W and b: the sums of squares and of variances, the number of
+#: rows, and two of the last K_c, the sum of its squared entries and its number of columns.
 _NUMBERS = 5
 
 

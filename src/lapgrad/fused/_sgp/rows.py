@@ -50,7 +50,7 @@ class TensorRows:
 
     @property
     def outputs(self) -> int:
-        """Columns of the targets."""
+        """How many columns the targets have."""
         return self.Y.shape[-1]
 
     def read(self, rows: slice, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -30,10 +30,10 @@ class _Sizes(NamedTuple):
     """The sizes at which a kind of device is fast.
 
     Attributes:
-        chunk: Entries of K_c, if the caller does not give the rows of a chunk: of up to ``_MANY`` inducing
-            inputs, and of very many. In between products have about as many flops.
+        chunk: How many entries K_c has, unless the caller gives the rows of a chunk: for up to ``_MANY``
+            inducing inputs, and for very many. In between, K_c shrinks so that products keep their flops.
         columns: The number of columns of every K_c but the last is a multiple of this.
-        inverse: Order of K_uu from which on inverting its factor is faster than solving.
+        inverse: From this order of K_uu on, inverting its factor is faster than solving.
     """
 
     chunk: tuple[int, int]

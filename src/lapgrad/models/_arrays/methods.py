@@ -7,6 +7,7 @@ the training data. A call with tensors passes through.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,15 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _exceptions
+from lapgrad.models import _checks
 from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._arrays.conversion import Origin
 
 #: Arguments that are data.
 _DATA = ("X", "y", "Y", "tasks", "inducing", "X_new", "y_new")
 
+#: Those of them that may be lists of numbers.
+_NUMBERS = ("X", "y", "X_new", "y_new")
+
 #: Methods that take data, or return values for the training data.
 _METHODS = (
-    "__init__", "fit", "predict", "predict_proba", "sample", "log_prob", "add_data",
+    "__init__", "fit", "predict", "predict_proba", "sample", "log_prob", "add_data", "observe",
     "embed", "reconstruct", "bound", "log_likelihood", "leave_one_out", "plot",
 )  # fmt: skip
 
@@ -43,14 +48,26 @@ def accept_arrays(kind: type) -> None:
 
 
 def _wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    arguments = [argument for argument in inspect.signature(method).parameters if argument != "self"]
+    parameters = inspect.signature(method).parameters
+    arguments = [argument for argument in parameters if argument != "self"]
+    takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in parameters.values())
     places = {argument: i for i, argument in enumerate(arguments) if argument in _DATA}
     who = "" if name == "__init__" else f".{name}"
+    flags = [
+        option.name
+        for option in parameters.values()
+        if option.kind is option.KEYWORD_ONLY and isinstance(option.default, bool)
+    ]
 
     @functools.wraps(method)
     def call(self: nn.Module, *given: Any, **options: Any) -> Any:
         found: dict[str, Origin] = {}
         positional = list(given)
+        if not takes_any and not options.keys() <= parameters.keys():
+            raise _describe_unknown_options(type(self).__name__ + who, options, arguments)
+        for flag in flags:
+            if flag in options:
+                _check_flag(self, name, flag, options)
         for argument, place in places.items():
             holder: Any = positional if place < len(positional) else options
             key: Any = place if place < len(positional) else argument
@@ -61,10 +78,13 @@ def _wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
                 continue
             if argument == "tasks":
                 holder[key] = _read_tasks(type(self).__name__, value)
-            elif _conversion.is_arraylike(value):
+            elif _conversion.is_arraylike(value) or (
+                argument in _NUMBERS and isinstance(value, list | tuple)
+            ):
                 value = _order_columns(self, type(self).__name__ + who, argument, value)
                 tensor, found[argument] = _conversion.read_array(type(self).__name__ + who, value, argument)
                 holder[key] = tensor if name == "__init__" else _move_to_model(self, tensor)
+        _check_labels(type(self).__name__ + who, found)
         if name == "__init__":
             if found:
                 _match_arguments(places, positional, options, found)
@@ -84,6 +104,29 @@ def _wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(call, _MARK, True)
     return call
+
+
+def _describe_unknown_options(who: str, options: dict[str, Any], known: Sequence[str]) -> TypeError:
+    """Return the error for an option that a method does not have, with the name that it may be meant for."""
+    name = next(option for option in options if option not in known)
+    near = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return TypeError(f"{who}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+def _check_flag(model: nn.Module, method: str, flag: str, options: dict[str, Any]) -> None:
+    """Raise an OptionError if an option is neither True nor False; ``noise`` may be variances of rows."""
+    value, who = options[flag], type(model).__name__ + ("" if method == "__init__" else f".{method}")
+    if isinstance(value, bool | np.bool_):
+        return
+    if flag != "noise" or not hasattr(model, "point_noise"):
+        _checks.check_flag(who, flag, value)
+    elif _conversion.is_arraylike(value):
+        options[flag] = _move_to_model(model, _conversion.read_array(who, value, flag)[0])
+    elif not isinstance(value, Tensor):
+        raise _exceptions.OptionError(
+            f"{who}: noise must be True, False, or the variances of all rows, got {value!r}."
+        )
 
 
 def describe_origins(model: nn.Module) -> dict[str, Any]:
@@ -150,6 +193,31 @@ def _order_columns(model: nn.Module, who: str, argument: str, value: Any) -> Any
             f"{who}: {argument} must have the columns {known.columns} of the training data, got {names}."
         )
     return value[known.columns] if same else value
+
+
+def _check_labels(who: str, found: dict[str, Origin]) -> None:
+    """Raise an OptionError if inputs and targets are objects of pandas whose rows have other labels.
+
+    Rows 0, 1, 2, ... are often no labels, but a default: they count only if the other object has the same
+    ones in another order.
+    """
+    labelled = [
+        (name, np.asarray(origin.index)) for name, origin in found.items() if origin.index is not None
+    ]
+    if len(labelled) != 2 or len(labelled[0][1]) != len(labelled[1][1]):
+        return
+    (one, first), (other, second) = labelled
+    differ = first != second
+    if not np.any(differ):
+        return
+    is_default = any(np.array_equal(labels, np.arange(len(labels))) for labels in (first, second))
+    if is_default and set(first.tolist()) != set(second.tolist()):
+        return
+    row = int(np.argmax(differ))
+    raise _exceptions.OptionError(
+        f"{who}: the rows of {one} and {other} have different labels, at row {row} {first[row]} and "
+        f"{second[row]}. Bring them into one order, or pass {other}.to_numpy() if they belong together."
+    )
 
 
 def _is_array(value: Any) -> bool:

@@ -29,7 +29,7 @@ from lapgrad.models._gp.jitter import add_jitter
 from lapgrad.models._parameters import ParametrisedModule, unbounded
 from lapgrad.models._products import multiply
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, PART, TEXT, check_entries
-from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, check_kernel, kernel_from_config, part_of_state
 from lapgrad.ops.potrf import potrf_ex
 from lapgrad.ops.sumlogdiag import sumlogdiag
 from lapgrad.ops.syrk import syrk
@@ -304,8 +304,7 @@ def _check_options(
 ) -> None:
     if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
         raise _exceptions.OptionError(f"SparseLayer: outputs must be a positive number, got {outputs!r}.")
-    if not isinstance(kernel, Kernel):
-        raise _exceptions.OptionError(f"SparseLayer: kernel must be a Kernel, got {type(kernel).__name__}.")
+    check_kernel("SparseLayer", kernel)
     if covariance not in COVARIANCES:
         raise _errors.unknown_option("SparseLayer", "covariance", covariance, COVARIANCES)
     if mean is not None and not isinstance(mean, nn.Module):

@@ -20,7 +20,7 @@ from lapgrad.models._deep import mean_functions as _mean_functions
 from lapgrad.models._deep.sparse_layer import COVARIANCES, SparseLayer
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
 from lapgrad.models._gp import sparse_posterior as _sparse_posterior
-from lapgrad.models.kernels.base import Kernel
+from lapgrad.models.kernels.base import Kernel, check_kernel
 from lapgrad.models.kernels.stationary import RBF
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.potri import potri
@@ -172,9 +172,8 @@ def list_kernels(who: str, kernel: Kernel | Sequence[Kernel] | None, count: int)
     if isinstance(kernel, Kernel):
         return tuple(copy.deepcopy(kernel) for _ in range(count))
     kernels = tuple(kernel) if isinstance(kernel, Sequence) else (kernel,)
-    if not all(isinstance(each, Kernel) for each in kernels):
-        kinds = ", ".join(type(each).__name__ for each in kernels)
-        raise _exceptions.OptionError(f"{who}: kernel must be a Kernel or one per layer, got {kinds}.")
+    for each in kernels:
+        check_kernel(who, each)
     if len(kernels) != count:
         raise _exceptions.OptionError(f"{who}: there are {count} layers, got {len(kernels)} kernels.")
     return kernels

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapgrad._torch.layout import broadcast_shapes
 from lapgrad._torch.private import skips_dispatcher
 
 
@@ -22,7 +23,7 @@ def add_to_diagonal(K: Tensor, values: Tensor) -> Tensor:
         tensor([[2., 1.],
                 [1., 3.]])
     """
-    batch = torch.broadcast_shapes(K.shape[:-2], values.shape[:-1])
+    batch = broadcast_shapes(K.shape[:-2], values.shape[:-1])
     if not skips_dispatcher((K, values)):
         return K + torch.diag_embed(values.expand(*batch, K.shape[-1]))
     K = K.expand(*batch, *K.shape[-2:])

@@ -18,9 +18,16 @@ def warn_if_nothing_is_explained(who: str, count: int, variance: float, loss: fl
     fit has converged, because the loss is flat, but has found only noise.
 
     Warns:
-        FitWarning: The log likelihood per observation is better by less than 1e-3.
+        FitWarning: The log likelihood per observation is better by less than 1e-3; or all targets are equal,
+            so that the likelihood is the larger the smaller the variances are.
     """
     if not variance > 0.0:
+        warnings.warn(
+            f"{who}.fit: all targets are equal, so the variances have been learned down to their lower "
+            f"limits, and predictions are far too certain. Set priors of the variances, or do not fit.",
+            _exceptions.FitWarning,
+            stacklevel=4,
+        )
         return
     of_noise = 0.5 * count * (math.log(2.0 * math.pi * variance) + 1.0)
     if loss > of_noise - _LEAST_GAIN * count:

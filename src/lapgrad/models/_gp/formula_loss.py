@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.distributed.blockcyclic.grid import ProcessGrid
 from lapgrad.fused._gp_nll import compute_gp_nll
-from lapgrad.fused._kernel_matrix import Formula
+from lapgrad.fused._kernel_matrix import Formula, has_formulas
 from lapgrad.fused._sgp.evaluation import Evaluation
 from lapgrad.fused.mvn_nll import mvn_nll
 from lapgrad.models._gp.diagonal import add_to_diagonal
@@ -83,7 +83,7 @@ def compute_loss_by_formula(
         noise: A scalar, or (n,).
         residuals: (n, k).
     """
-    if not residuals.numel():
+    if not residuals.numel() or not has_formulas(inputs):
         return None
     scalars, F = get_scalars_like(kernel, inputs), kernel.features(inputs)
     formula = find_formula(kernel, inputs, scalars, F)

@@ -8,9 +8,10 @@ others is normal (Rasmussen and Williams, 2006, section 5.4.2) with
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from lapgrad.linalg.cho_solve import cho_solve
@@ -21,6 +22,8 @@ from lapgrad.ops.potri import potri
 
 class LeaveOneOut(NamedTuple):
     """What the model predicts for each of its n observations from all others, noise included.
+
+    Objects of pandas, or arrays, if the data of the model were.
 
     Attributes:
         mean: (n,), or (n, k) for k outputs.
@@ -38,13 +41,19 @@ class LeaveOneOut(NamedTuple):
     @property
     def rmse(self) -> float:
         """The root mean square of the errors, in the units of y."""
-        variance = self.variance[:, None] if self.residuals.dim() > 1 else self.variance
-        return float((self.residuals.square() * variance).mean().sqrt())
+        residuals, variance = _read_numbers(self.residuals), _read_numbers(self.variance)
+        variance = variance[:, None] if residuals.ndim > 1 else variance
+        return float(np.sqrt((residuals**2 * variance).mean()))
 
     def compute_coverage(self, level: float = 0.95) -> float:
         """Return which part of the observations lies in the central intervals of that probability."""
-        half = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(0.5 + 0.5 * level))
-        return float((self.residuals.abs() <= half.to(self.residuals)).double().mean())
+        half = NormalDist().inv_cdf(0.5 + 0.5 * level)
+        return float((np.abs(_read_numbers(self.residuals)) <= half).mean())
+
+
+def _read_numbers(values: Any) -> Any:
+    """Return a tensor, an array or an object of pandas as an array of NumPy."""
+    return values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def compute_leave_one_out(L: Tensor, residuals: Tensor) -> tuple[Tensor, Tensor]:

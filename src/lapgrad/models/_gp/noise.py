@@ -29,6 +29,7 @@ class WithNoise(ParametrisedModule):
     def set_noise(self, noise_var: Value | None, noise_floor: float | None, variance: Tensor) -> None:
         """Set the noise: learned, or known for each observation; ``variance`` is that of scaled targets."""
         who = type(self).__name__
+        _checks.check_noise_limits(who, noise_var, noise_floor)
         noise = torch.as_tensor(
             0.1 * variance if noise_var is None else noise_var, dtype=torch.float64
         ).detach()

@@ -42,7 +42,7 @@ class Moments:
 
     @property
     def variance(self) -> Tensor:
-        """(d,)."""
+        """The variance of each column, (d,)."""
         return self.squares / self.count
 
     def compute_spread(self, dtype: torch.dtype) -> Tensor:

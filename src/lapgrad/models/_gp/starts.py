@@ -33,8 +33,10 @@ _FEW, _FEW_ROWS = 4, 250
 """Starts, and rows of the data, if the user does not say how many: a small part of the cost of a fit."""
 _CLEARLY_LOWER = 0.5
 """Nats by which another start must be ahead on some of the rows, or all rows are not tried from it."""
-_BUDGET, _LEAST_BUDGET = 0.6, 10
+_BUDGET, _LEAST_BUDGET = 0.5, 10
 """The second start is given up if it is still behind after this part of the evaluations of the first."""
+_SAME = 0.05
+"""A search whose parameters are all so near to those of the first fit is on its way to the same optimum."""
 _ROUNDING = 1e-15
 
 
@@ -49,6 +51,7 @@ def fit_from_several(
     """Fit a Gaussian process from several starts; for the arguments see ``GPRegression.fit``."""
     who = f"{type(model).__name__}.fit"
     check_count(who, count)
+    _checks.check_gradients_are_allowed(who)
     source = _checks.make_generator(who, generator, torch.device("cpu"))
     is_resumed = options.get("resume") is not None
     if count == 1 or optimizer != "lbfgs" or is_resumed or not is_batchable(model):
@@ -111,21 +114,30 @@ def fit_again(
         warnings.simplefilter("always")
         first = fit()
     second, of_second = None, list[warnings.WarningMessage]()
-    kept = [parameter.detach().clone() for parameter in model.parameters()], model.jitter
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    kept, jitter = [parameter.detach().clone() for parameter in learned], model.jitter
     if first.converged or not only_if_converged:
         with warnings.catch_warnings(record=True) as of_second:
             warnings.simplefilter("always")
             move()
             budget = max(_LEAST_BUDGET, int(_BUDGET * first.steps))
+            scales = get_scales(model, learned)
+            reached = _join(kept) / scales
+
+            def leads_nowhere(step: int, loss: float) -> bool:
+                if loss <= first.loss:
+                    return False
+                return step >= budget or bool(((_join(learned) / scales - reached).abs() < _SAME).all())
+
             # If the second start cannot be evaluated, the first fit stands.
             with contextlib.suppress(_exceptions.FitError):
-                second = fit(callback=lambda step, loss: step >= budget and loss > first.loss)
+                second = fit(callback=leads_nowhere)
     is_better = second is not None and second.loss < first.loss
     if not is_better:
         with torch.no_grad():
-            for parameter, value in zip(model.parameters(), kept[0], strict=True):
+            for parameter, value in zip(learned, kept, strict=True):
                 parameter.copy_(value)
-        model.jitter = kept[1]
+        model.jitter = jitter
     for warning in of_second if is_better else of_first:
         warnings.warn(warning.message, stacklevel=5)
     if second is None:
@@ -135,6 +147,11 @@ def fit_again(
         steps=first.steps + second.steps,
         seconds=first.seconds + second.seconds,
     )
+
+
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the numbers of several tensors as one vector, in float64 on the CPU."""
+    return torch.cat([tensor.detach().flatten().double().cpu() for tensor in tensors])
 
 
 def _choose_subject(model: Any, generator: torch.Generator | None) -> Any:
@@ -152,7 +169,7 @@ def _is_on_grid(model: Any) -> bool:
 def choose_stages(count: int) -> list[Stage]:
     """Return the stages of a race: after how many evaluations how many of ``count`` searches continue."""
     if count <= _FEW:
-        return [Stage(6, 2), Stage(10, 1)]
+        return [Stage(4, 2), Stage(6, 1)]
     return [Stage(2, count // 2), Stage(3, max(3, count // 4)), Stage(4, max(2, count // 8)), Stage(8, 1)]
 
 

@@ -11,10 +11,9 @@ about δ in a matrix G (de Jong):
 The value is that of Durbin and Koopman: the limit of the likelihood under N(0, κ) on δ, as κ grows, times
 κ^(d/2).
 
-A proper prior on top of a flat one changes nothing. So the diffuse states also get a variance of the order of
-the
-data: no innovation is then without variance, whatever the noise, and nothing large cancels in g - g_δᵀ G_δδ⁻¹
-g_δ.
+A proper prior on top of a flat one changes nothing. So the diffuse states also get a variance of the order
+of the data: no innovation is then without variance, whatever the noise, and nothing large cancels in
+g - g_δᵀ G_δδ⁻¹ g_δ.
 """
 
 from __future__ import annotations
@@ -241,7 +240,8 @@ def count_diffuse_steps(who: str, batch: torch.Size, model: Operands, diffuse: D
     first = int(open_series.nonzero()[0, 0]) if times else 0
     item = _errors.batch_index(first, batch)
     raise _exceptions.DomainError(
-        f"{who}: series {first} has too few observations: they do not determine its {len(diffuse.positions)} "
-        f"diffuse states. Use a shorter model, or diffuse_variance for a prior that is wide and proper.",
+        f"{who}: the observations of series {first} do not determine its {len(diffuse.positions)} diffuse "
+        f"states: they are too few, or two components are alike. Use a shorter model, or diffuse_variance "
+        f"for a prior that is wide and proper.",
         item,
     )

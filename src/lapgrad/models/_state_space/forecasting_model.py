@@ -59,8 +59,10 @@ class ForecastingModel:
             OptionError: steps is negative.
             ShapeError: A component with inputs has none for these times.
         """
-        steps = _time_series.check_steps(f"{type(self).__name__}.forecast", steps)
-        with use_later_inputs(f"{type(self).__name__}.forecast", self.component, X, self.y.shape[1], steps):
+        who = f"{type(self).__name__}.forecast"
+        steps = _time_series.check_steps(who, steps)
+        _checks.check_flag(who, "noise", noise)
+        with use_later_inputs(who, self.component, X, self.y.shape[1], steps):
             mean, covariance = self._forecast(steps, noise)
         later = _reading.get_index(_reading.continue_labels(self.labels, steps, self.gaps))
         found = self._shape_prediction(mean, covariance)
@@ -100,6 +102,7 @@ class ForecastingModel:
         """
         who = f"{type(self).__name__}.sample"
         steps = _time_series.check_steps(who, steps)
+        _checks.check_flag(who, "noise", noise)
         source = _checks.make_generator(who, generator, self.y.device)
         run, flat = self._run_filter(steps)
         drawn = _inference.draw_observations(run, flat, self.lengths, steps, count, source, noise=noise)

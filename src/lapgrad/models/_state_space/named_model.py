@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,7 +52,7 @@ class NamedModel(_Base):
             for module, descriptor in found:
                 yield f"noise.{descriptor.name}" if name == "noise_var" else name, module, descriptor
 
-    def set_values(self, values: dict[str, Value] | None = None, /, **more: Value) -> None:
+    def set_values(self, values: Mapping[str, Value] | None = None, /, **more: Value) -> None:
         """Set hyper-parameters by name; they stay learned or fixed, as they were. A variance may be set to 0.
 
         Args:

@@ -5,12 +5,10 @@ no step would gain anything: the parameters of one model differ in their effect 
 variance on its way to zero looks like a minimum to a method that does not know the curvature.
 
 An evaluation of a short series takes less than a tenth of a millisecond, so the search itself has to be
-short: it works on
-NumPy vectors, which for a few numbers are faster than tensors.
+short: it works on NumPy vectors, which for a few numbers are faster than tensors.
 
 J. Nocedal, S. Wright: Numerical Optimization, algorithm 6.1 (BFGS). A. Lewis, M. Overton (2013), Nonsmooth
-optimization via
-quasi-Newton methods: the line search, by bisection.
+optimization via quasi-Newton methods: the line search, by bisection.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import numpy as np
 from torch import nn
 
 from lapgrad import _exceptions
+from lapgrad.models import _checks
 from lapgrad.models._state_space.likelihood import join_parameters, set_parameters
 from lapgrad.models._state_space.starts import Array
 from lapgrad.models._training import progress as _progress
@@ -133,8 +132,7 @@ def fit_series(
         FitError: The loss cannot be evaluated, or is not finite, at the start.
         OptionError: The limits make no sense.
     """
-    if limits.steps < 1:
-        raise _exceptions.OptionError(f"{who}: steps must be at least 1, got {limits.steps}.")
+    _checks.check_steps(who, limits.steps)
     if not limits.tolerance >= 0.0 or not limits.first_step > 0.0:
         raise _exceptions.OptionError(
             f"{who}: tolerance and lr must not be negative, got {limits.tolerance} and {limits.first_step}."

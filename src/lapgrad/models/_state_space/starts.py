@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -28,6 +29,15 @@ _LOWERED, _SHIFTED = 6.0, 1.0
 
 _RATIOS = (1.5, 3.0, 6.0)
 """By how much the logarithm of the ratio of two variances is changed, to either side."""
+
+
+_PARTIALS, _DECAY = (-1.5, -0.5, 0.0, 0.6, 1.1, 1.5, 2.0, 3.0), 2.0
+"""Logits of the first partial autocorrelation, and minus that of the second, at which an autoregression
+oscillates: the periods are 2.8 to 15 steps, in ratios of about 1.25."""
+
+_AUDIBLE = 2.5
+"""By how much the logarithm of a variance is lowered where another one oscillates: less than ``_LOWERED``,
+because the loss does not depend on the period of what is nearly zero."""
 
 
 _ALLOWED = 15.0
@@ -73,11 +83,12 @@ class SeriesFacts(NamedTuple):
 
 def collect_facts(values: Tensor, variance: float, periods: Sequence[float]) -> SeriesFacts:
     """Return the facts about series (N, T, p) whose seasons have these periods."""
-    changed, count = values.double(), 1.0
+    changed, count = values.double().cpu().numpy(), 1.0
     for lag in (1, *sorted({round(period) for period in periods})):
         if changed.shape[1] > lag + 2:
             changed, count = changed[:, lag:] - changed[:, :-lag], 2.0 * count
-    size = float((changed.square().nanmean() if changed.numel() else changed.new_tensor(math.nan)) / count)
+    known = changed[~np.isnan(changed)]
+    size = float(np.square(known).mean()) / count if len(known) else math.nan
     is_usable = math.isfinite(size) and size > 1e-12 * variance
     return SeriesFacts(values, variance, min(size, variance) if is_usable else variance)
 
@@ -89,11 +100,13 @@ class LearnedNumber(NamedTuple):
         is_variance: Whether it is a logarithm: of a variance, or of a standard deviation.
         power: exp(power · number) is the variance.
         can_shift: Whether other starts may shift it.
+        size: How many numbers there are in its tensor.
     """
 
     is_variance: bool
     power: float
     can_shift: bool
+    size: int = 1
 
 
 def describe_numbers(
@@ -114,8 +127,8 @@ def describe_numbers(
         descriptor, is_deviation = known[id(parameter)]
         is_variance = is_deviation or isinstance(descriptor, Variance)
         is_bounded = descriptor.wanted.startswith("between")
-        number = LearnedNumber(is_variance, 2.0 if is_deviation else 1.0, is_variance or is_bounded)
-        numbers += [number] * parameter.numel()
+        power, count = 2.0 if is_deviation else 1.0, parameter.numel()
+        numbers += [LearnedNumber(is_variance, power, is_variance or is_bounded, count)] * count
     return numbers
 
 
@@ -134,12 +147,14 @@ def propose_start(
     counts, also if it is above that of the minimum. Those with the lowest losses are returned, the best one
     first: half as many as there are parameters, at most three. A small change may be undone by the search:
     up to two that raise a variance as far as the loss allows it, or that change the sign of a correlation,
-    are returned, too. Two variances are one ratio: if
-    the loss only grows on both sides of the minimum, there is no other.
+    are returned, too. Two variances are one ratio: if the loss only grows on both sides of the minimum, there
+    is no other.
 
     Variances also stand in for each other: a trend may follow the data by its slope or by its level. With
-    three parameters or more, the largest variance changes places with each of the others, and the best of
-    these points comes last.
+    three parameters or more, the largest variance changes places with each of the others, and two of these
+    change places: the best point of either kind follows. An autoregression may oscillate, with several
+    periods between which the loss is higher, and with another variance: the two best of these points come
+    last.
 
     Args:
         numbers: What the coordinates are.
@@ -164,17 +179,27 @@ def propose_start(
             if found < value + _ALLOWED and (change > 0.0 if number.is_variance else abs(change) != _SHIFTED):
                 far.setdefault(i, (found, candidate))  # the largest change comes first
             # Lowering a variance without effect leads to no new minimum: the loss stays the same.
-            if found < lowest and abs(found - value) > 1e-6 * max(1.0, abs(value)):
+            if found < lowest and not _is_same(found, value):
                 best, lowest = candidate, found
         if best is not None:
             found_best.append((lowest, i, best))
     chosen = sorted(found_best, key=lambda one: one[:2])[: min(3, (len(numbers) + 1) // 2)]
     swapped = _swap_largest(numbers, x) if len(numbers) > 2 else []
-    tried = sorted(((evaluate(candidate), i) for i, candidate in enumerate(swapped)), key=lambda one: one[0])
     proposed = [candidate for _, _, candidate in chosen]
     for _, candidate in sorted(far.values(), key=lambda one: one[0])[:2]:
         proposed += [candidate] if all(candidate is not one for one in proposed) else []
-    return [*proposed, *(swapped[i] for _, i in tried[:1])]
+    others = _swap_others(numbers, x)
+    bases = [x, *_swap_largest(numbers, x, _AUDIBLE), *others]
+    turned = [point for base in bases for point in _oscillate(numbers, base)]
+    for points, count in ((swapped, 1), (others, 1), (turned, 2)):
+        losses = sorted((evaluate(point), i) for i, point in enumerate(points))
+        proposed += [points[i] for loss, i in losses if not _is_same(loss, value)][:count]
+    return proposed
+
+
+def _is_same(loss: float, value: float) -> bool:
+    """Return whether a loss is that of the minimum: a change without effect leads to no new one."""
+    return abs(loss - value) <= 1e-6 * max(1.0, abs(value))
 
 
 def _scan_ratio(
@@ -195,8 +220,11 @@ def _scan_ratio(
     return chosen
 
 
-def _swap_largest(numbers: Sequence[LearnedNumber], x: Array) -> list[Array]:
-    """Return points at which another variance is as large as the largest one, which becomes small."""
+def _swap_largest(numbers: Sequence[LearnedNumber], x: Array, lowered: float = _LOWERED) -> list[Array]:
+    """Return one point per smaller variance: it becomes as large as the largest, which is lowered.
+
+    Variances below the lowered one are raised to it, because nearly zero they would have no gradient.
+    """
     sizes = [
         number.power * float(x[i]) if number.is_variance else -math.inf for i, number in enumerate(numbers)
     ]
@@ -205,9 +233,43 @@ def _swap_largest(numbers: Sequence[LearnedNumber], x: Array) -> list[Array]:
     for i, number in enumerate(numbers):
         if number.is_variance and i != largest:
             point = x.copy()
+            for j, other in enumerate(numbers):
+                if other.is_variance:
+                    small = sizes[largest] - lowered
+                    point[j] = (small if j == largest else max(small, sizes[j])) / other.power
             point[i] = sizes[largest] / number.power
-            point[largest] -= _LOWERED / numbers[largest].power
             points.append(point)
+    return points
+
+
+def _swap_others(numbers: Sequence[LearnedNumber], x: Array) -> list[Array]:
+    """Return points at which two variances that are not the largest one have changed places."""
+    sizes = {i: number.power * float(x[i]) for i, number in enumerate(numbers) if number.is_variance}
+    others = sorted(sizes, key=lambda i: sizes[i])[:-1]
+    points = []
+    for first, second in itertools.combinations(others, 2):
+        point = x.copy()
+        point[first] = sizes[second] / numbers[first].power
+        point[second] = sizes[first] / numbers[second].power
+        points.append(point)
+    return points
+
+
+def _oscillate(numbers: Sequence[LearnedNumber], x: Array) -> list[Array]:
+    """Return points at which an autoregression oscillates: of several steps with short to long periods.
+
+    The partial autocorrelations (p, -q) have the period 2 pi / arccos((1 + q) p / (2 √q)).
+    """
+    first = next((i for i, one in enumerate(numbers) if one.can_shift and not one.is_variance), None)
+    if first is None:
+        return []
+    is_single, points = numbers[first].size == 1, []
+    for logit in (-_DECAY,) if is_single else _PARTIALS:
+        point = x.copy()
+        point[first] = logit
+        if not is_single:
+            point[first + 1] = -_DECAY
+        points.append(point)
     return points
 
 

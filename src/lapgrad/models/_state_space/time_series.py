@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,23 +58,28 @@ def pad_series(who: str, y: Tensor | Sequence[Tensor]) -> Series:
     values = columns[0].new_full((len(columns), max(lengths), columns[0].shape[-1]), torch.nan)
     for i, part in enumerate(columns):
         values[i, : len(part)] = part
-    for i, one in enumerate(values):
-        if bool(one.isinf().any()):
-            step = int(one.isinf().any(-1).nonzero()[0, 0])
-            raise _exceptions.NonFiniteError(f"{who}: series {i} is infinite at step {step}.", (i, step))
-    if not bool((~values.isnan()).any()):
+    infinite = values.isinf()
+    if bool(infinite.any()):
+        i, step = infinite.any(-1).nonzero()[0].tolist()
+        raise _exceptions.NonFiniteError(f"{who}: series {i} is infinite at step {step}.", (i, step))
+    if bool(values.isnan().all()):
         raise _exceptions.NonFiniteError(f"{who}: y has no observation: all values are NaN.")
     return Series(values, torch.tensor(lengths, device=values.device), single, vector)
 
 
 def compute_variances(values: Tensor) -> Tensor:
     """Return the variance (p,) over series and times; for a constant its square, and 1 for 0."""
-    flat = values.reshape(-1, values.shape[-1]).double()
-    mean = flat.nanmean(0)
-    variance = (flat - mean).square().nanmean(0)
-    substitute = torch.where(mean == 0, 1.0, mean.square())
-    good = variance.isfinite() & (variance > 1e-12 * mean.square())
-    return torch.where(good, variance, torch.nan_to_num(substitute, nan=1.0))
+    # NumPy needs less time for short series than torch.
+    flat = values.reshape(-1, values.shape[-1]).double().cpu().numpy()
+    seen = ~np.isnan(flat)
+    count = np.maximum(seen.sum(0), 1)
+    with np.errstate(over="ignore"):
+        mean = np.where(seen, flat, 0.0).sum(0) / count
+        variance = np.where(seen, np.square(flat - mean), 0.0).sum(0) / count
+        square = np.square(mean)
+    good = np.isfinite(variance) & (variance > 1e-12 * square)
+    substitute = np.where(square == 0.0, 1.0, np.nan_to_num(square))
+    return torch.from_numpy(np.where(good, variance, substitute)).to(values.device)
 
 
 def drop_times(X: Tensor, k: int) -> Tensor:

@@ -19,7 +19,7 @@ class Variance(Hyperparameter):
     def __init__(self) -> None:
         super().__init__(
             torch.exp,
-            lambda value: torch.where(value > 0, value.log(), _RAW_ZERO),
+            lambda value: value.log().clamp_min(_RAW_ZERO),
             lambda value: value >= 0,
             "non-negative and finite",
         )
@@ -36,7 +36,7 @@ class Variance(Hyperparameter):
 
 
 def _is_raw_zero(raw: Tensor) -> bool:
-    return bool((raw <= _RAW_ZERO).any())
+    return raw.item() <= _RAW_ZERO if raw.numel() == 1 else bool((raw <= _RAW_ZERO).any())
 
 
 def variance() -> Any:

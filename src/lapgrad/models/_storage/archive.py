@@ -14,6 +14,7 @@ zip files have for each of their entries; ``torch.load`` does not compare them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -65,6 +66,8 @@ def write_archive(path: str | PathLike[str], content: Mapping[str, Any]) -> None
         OSError: The file cannot be written. An existing file is unchanged.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "No such folder", str(path.parent))
     # A name of its own, because several processes may write the same file.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:

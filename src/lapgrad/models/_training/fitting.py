@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lapgrad import _errors, _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.distributed.losses import share_callback
+from lapgrad.models import _checks
 from lapgrad.models._training import lbfgs as _lbfgs
 from lapgrad.models._training import progress as _progress
 from lapgrad.models._training.adam import AdamOptimizer, Rate, minimise_with_adam
@@ -122,8 +123,8 @@ def fit(
     if optimizer not in OPTIMIZERS:
         raise _errors.unknown_option(who, "optimizer", optimizer, OPTIMIZERS)
     limit = _STEPS[optimizer] if steps is None else steps
-    if limit < 1:
-        raise _exceptions.OptionError(f"{who}: steps must be at least 1, got {steps}.")
+    _checks.check_steps(who, limit)
+    _checks.check_gradients_are_allowed(who)
     if not tolerance >= 0.0 or not (lr is None or callable(lr) or lr > 0.0):
         raise _exceptions.OptionError(
             f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}."
@@ -341,7 +342,8 @@ class _FitRun:
             threshold = self.compute_threshold(search.point.value)
             if search.has_restarted and gained <= _QUIET_MOVES * threshold:
                 reason = (
-                    f"{_QUIET_MOVES} moves, and as many of a new search, gained less than {threshold:.2g}"
+                    "the last moves, and those of a restarted search, lowered the loss by less than "
+                    f"{threshold:.2g}"
                 )
                 raise _FitEnd(
                     reason if self.tolerance else "no further improvement can be found", converged=True

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from lapgrad import _exceptions
+from lapgrad.models import _checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,9 @@ def make_plan(
             raise _exceptions.OptionError(f"{who}: {name} must be positive, got {value}.")
     if not 0.0 < final_lr <= 1.0:
         raise _exceptions.OptionError(f"{who}: final_lr must be in (0, 1], got {final_lr}.")
+    _checks.check_gradients_are_allowed(who)
+    if steps is not None:
+        _checks.check_steps(who, steps)
     batch = min(batch, count)
     if epochs is not None:
         steps = max(1, round(epochs * math.ceil(count / batch)))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _exceptions
+from lapgrad._torch.layout import broadcast_shapes
 from lapgrad.models._parameters import ParametrisedModule, Value
 from lapgrad.models._state_space.curved_block import Array, CurvedBlock
 from lapgrad.models._state_space.starts import SeriesFacts
@@ -226,7 +227,7 @@ class Sum(Component):
         )
 
     def find_degeneracy(self) -> str | None:
-        """Return what the first part says that has something to say."""
+        """Return what the first part returns that is not None."""
         return next(filter(None, (part.find_degeneracy() for part in self.components)), None)
 
     def start_from(self, data: SeriesFacts) -> None:
@@ -268,8 +269,8 @@ def _number_labels(labels: list[str]) -> list[str]:
 def _broadcast_leading(tensors: list[Tensor], own: int = 2) -> list[Tensor]:
     shapes = [tensor.shape[:-own] for tensor in tensors]
     if all(shape == shapes[0] for shape in shapes):
-        return tensors  # torch.broadcast_shapes takes longer than everything else here
-    leading = torch.broadcast_shapes(*shapes)
+        return tensors  # comparing sizes takes longer than everything else here
+    leading = broadcast_shapes(*shapes)
     return [tensor.expand(*leading, *tensor.shape[-own:]) for tensor in tensors]
 
 

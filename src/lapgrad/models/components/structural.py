@@ -59,8 +59,7 @@ class LocalLinearTrend(Component):
 
     Args:
         level_variance: Variance of the noise of the level; None: chosen by the data; 0: the level has no
-            noise of its
-            own (a smooth trend).
+            noise of its own (a smooth trend).
         slope_variance: Variance of the noise of the slope; None: chosen by the data; 0: the slope is
             constant.
         damped: Learn the damping, between 0 and 1, so that distant forecasts become flat; else it is 1.
@@ -193,8 +192,8 @@ class AR(Component):
 
     def __init__(self, order: int = 1, variance: Value | None = None) -> None:
         super().__init__()
-        if order < 1:
-            raise _exceptions.OptionError(f"AR: order must be positive, got {order}.")
+        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+            raise _exceptions.OptionError(f"AR: order must be a positive integer, got {order!r}.")
         self.order = self.states = order
         self.diffuse = (False,) * order
         self._set_or_defer({"variance": variance})
@@ -232,6 +231,8 @@ class AR(Component):
             numbers = np.array([a, of_a, stationary, 2.0 * a * of_a * stationary**2])
             A, of_A, P, of_P = numbers.reshape(4, 1, 1, 1)
             return CurvedBlock(A[0], of_A, P[0], of_P)
+        if n == 2:
+            return _curve_second_order(*(squash_number(float(number), -1.0, 1.0) for number in raw))
         partial, slopes = squash(raw, -1.0, 1.0)
         found, gradient = partial[:1], np.diag(slopes)[:, :1]
         for k in range(1, n):
@@ -268,13 +269,29 @@ class AR(Component):
         return {"order": self.order}
 
 
+def _curve_second_order(first: tuple[float, float], second: tuple[float, float]) -> CurvedBlock:
+    """Return the matrices of two steps, given both partial autocorrelations p and q with their derivatives.
+
+    A = [[p (1 - q), q], [1, 0]] and P = c [[1, p], [p, 1]] with c = 1 / ((1 - p²) (1 - q²)).
+    """
+    (p, of_p), (q, of_q) = first, second
+    c = 1.0 / ((1.0 - p * p) * (1.0 - q * q))
+    c_p, c_q = 2.0 * p * c / (1.0 - p * p), 2.0 * q * c / (1.0 - q * q)
+    A = np.array([p * (1.0 - q), q, 1.0, 0.0])
+    of_A = np.array([(1.0 - q) * of_p, 0.0, 0.0, 0.0, -p * of_q, of_q, 0.0, 0.0])
+    P = np.array([c, p * c, p * c, c])
+    of_P = np.array(
+        [c_p * of_p, *[(c + p * c_p) * of_p] * 2, c_p * of_p, c_q * of_q, *[p * c_q * of_q] * 2, c_q * of_q]
+    )
+    return CurvedBlock(A.reshape(2, 2), of_A.reshape(2, 2, 2), P.reshape(2, 2), of_P.reshape(2, 2, 2))
+
+
 class Regression(Component):
     """A linear function of known inputs, X[t] · h, with coefficients h that are constant or random walks.
 
     Args:
         X: (rows, k), one row per time: a tensor, an array, or a DataFrame. Forecasts use the rows after the
-            end of the
-            series, or those that they are passed.
+            end of the series, or those that they are passed.
         variance: Variance of a step of each coefficient; None or 0: they are constant.
     """
 

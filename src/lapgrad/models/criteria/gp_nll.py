@@ -29,6 +29,7 @@ def gp_nll(K: Tensor, y: Tensor, noise_var: Tensor | float) -> Tensor:
         DTypeError, DeviceError, ShapeError: The operands are not float32 or float64 tensors that fit.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import gp_nll
         >>> gp_nll(torch.zeros(2, 2), torch.tensor([3.0, 4.0]), 1.0)
         tensor(14.3379)

@@ -85,6 +85,7 @@ def kalman_filter(
         DTypeError, DeviceError, ShapeError, OptionError: The arguments do not fit.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import kalman_filter
         >>> y, one = torch.tensor([[1.0], [torch.nan], [2.0]]), torch.ones(1, 1)
         >>> kalman_filter(y, one, one, 0.5 * one, one, torch.zeros(1), one).mean[:, 0]

@@ -83,6 +83,7 @@ def kalman_smoother(
         DTypeError, DeviceError, ShapeError, OptionError: The arguments do not fit.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import kalman_smoother
         >>> y, one = torch.tensor([[1.0], [torch.nan], [2.0]]), torch.ones(1, 1)
         >>> kalman_smoother(y, one, one, 0.5 * one, one, torch.zeros(1), one).mean[:, 0]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from lapgrad._torch.layout import broadcast_shapes
 from lapgrad.fused import _kernel_matrix
 from lapgrad.fused._kernel_matrix import Formula
 
@@ -158,7 +159,7 @@ def _compute_matrix(
     with torch.no_grad():
         of_rows, of_columns = flatten_tree(F), flatten_tree(F if G is None else G)
         n, m = of_rows[0].shape[-2], of_columns[0].shape[-2]
-        batch = torch.broadcast_shapes(*(f.shape[:-2] for f in (*of_rows, *of_columns)))
+        batch = broadcast_shapes(*(f.shape[:-2] for f in (*of_rows, *of_columns)))
         K = of_rows[0].new_empty((*batch, n, m))
         for rows in _iterate_row_blocks(of_rows, m):
             here = _take_rows(F, rows)

@@ -56,6 +56,10 @@ class Kernel(ParametrisedModule, abc.ABC):
 
     def __init__(self, *, active_dims: Sequence[int] | None = None, name: str | None = None) -> None:
         super().__init__()
+        if isinstance(active_dims, int | str):
+            raise _exceptions.OptionError(
+                f"{type(self).__name__}: active_dims must be a list of columns, got {active_dims!r}."
+            )
         self.active_dims = None if active_dims is None else tuple(int(dim) for dim in active_dims)
         if name is not None and not (isinstance(name, str) and name.isidentifier() and name != "parts"):
             raise _exceptions.OptionError(
@@ -149,6 +153,7 @@ class Kernel(ParametrisedModule, abc.ABC):
             y: (n,) or (n, k), shifted to a mean of about 0.
 
         Example:
+            >>> import torch
             >>> from lapgrad.models.kernels import RBF
             >>> kernel, x = RBF(), 1000.0 * torch.arange(5.0)
             >>> kernel.start_from_data(x, torch.sin(x))
@@ -270,6 +275,10 @@ class Kernel(ParametrisedModule, abc.ABC):
         """Return ``matrix(scalars, F, G)``; the points of kernels in ``near`` are known to be close."""
         return self.matrix(scalars, F, G)
 
+    def keeps_nothing(self, scalars: Tree, F: Tree, G: Tree | None) -> bool:
+        """Return whether ``matrix`` keeps nothing for its gradient, so that blocks would save no memory."""
+        return False
+
     def diag(self, X: Tensor) -> Tensor:
         """Return the diagonal of ``kernel(X)``, (*batch, n), without computing the matrix."""
         X = self._check_points("X", X)
@@ -368,6 +377,12 @@ def covariance(kernel: Kernel, X: Tensor, noise_var: Tensor, *, lower_only: bool
     return _evaluate(kernel, X, None, noise_var, lower_only)
 
 
+def check_kernel(who: str, kernel: object, name: str = "kernel") -> None:
+    """Raise an OptionError if an argument is not a kernel."""
+    if not isinstance(kernel, Kernel):
+        raise _exceptions.OptionError(f"{who}: {name} must be a Kernel, got {_checks.describe_kind(kernel)}.")
+
+
 def kernel_from_config(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
 ) -> Kernel:
@@ -426,6 +441,7 @@ def _evaluate(
     matrix = functools.partial(kernel.evaluate_matrix, near=near) if near else kernel.matrix
     # A matrix of one block takes less time if what its gradient needs is kept.
     in_blocks = kernel.pure and _blocks.is_worthwhile(X.shape[:-2].numel() * rows, columns)
+    in_blocks = in_blocks and not kernel.keeps_nothing(scalars, F, G)
     if in_blocks and skips_dispatcher(_blocks.flatten_tree((scalars, F, () if G is None else G))):
         return _blocks.evaluate_in_blocks(matrix, scalars, F, G, noise_var, lower_only)
     K = matrix(scalars, F, G)

@@ -14,7 +14,7 @@ from lapgrad import _errors, _exceptions
 from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models._storage.entries import NUMBER, PART, PARTS, check_entries
 from lapgrad.models.kernels._blocks import Tree
-from lapgrad.models.kernels.base import Kernel, kernel_from_config, part_of_state
+from lapgrad.models.kernels.base import Kernel, check_kernel, kernel_from_config, part_of_state
 
 _NONE: frozenset[Kernel] = frozenset()
 
@@ -136,6 +136,7 @@ class Sum(_Combination):
     """k(x, z) = k_1(x, z) + k_2(x, z) + ...: also written ``k1 + k2``.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import RBF
         >>> kernel = RBF(variance=2.0) + RBF(variance=3.0)
         >>> kernel.diag(torch.zeros(2)).tolist()
@@ -157,6 +158,7 @@ class Product(_Combination):
     """k(x, z) = k_1(x, z) k_2(x, z) ...: also written ``k1 * k2``.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import RBF
         >>> kernel = RBF(variance=2.0) * RBF(variance=3.0)
         >>> kernel.diag(torch.zeros(2)).tolist()
@@ -191,6 +193,7 @@ class Power(Kernel):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Linear
         >>> (Linear() ** 2)(torch.tensor([3.0]), torch.tensor([2.0])).item()
         36.0
@@ -205,8 +208,7 @@ class Power(Kernel):
         name: str | None = None,
     ) -> None:
         super().__init__(active_dims=active_dims, name=name)
-        if not isinstance(base, Kernel):
-            raise _exceptions.OptionError(f"Power: base must be a Kernel, got {type(base).__name__}.")
+        check_kernel("Power", base, "base")
         if isinstance(exponent, bool) or not 0 < exponent < float("inf"):
             raise _exceptions.OptionError(f"Power: exponent must be positive, got {exponent!r}.")
         self.base, self.exponent = base, exponent
@@ -266,6 +268,10 @@ def find_term(who: str, kernel: Kernel, name: str) -> Kernel:
     """
     terms = kernel.kernels() if isinstance(kernel, Sum) and kernel.active_dims is None else [kernel]
     named = {term.part_name: term for term in terms if term.part_name is not None}
+    if not named:
+        raise _exceptions.OptionError(
+            f'{who}: no part of the kernel has a name: RBF(name="trend") + ... gives it one.'
+        )
     if name not in named:
         raise _errors.unknown_option(who, "part", name, list(named))
     return named[name]

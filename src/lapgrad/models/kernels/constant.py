@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lapgrad._torch.layout import broadcast_shapes
 from lapgrad.fused._kernel_matrix import Formula
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels._blocks import Tree, expand_scalar
@@ -22,6 +23,7 @@ class Constant(Kernel):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Constant
         >>> Constant(3.0)(torch.zeros(2), torch.zeros(1)).tolist()
         [[3.0], [3.0]]
@@ -51,7 +53,7 @@ class Constant(Kernel):
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """The variance everywhere: one number in memory."""
         columns = F if G is None else G
-        batch = torch.broadcast_shapes(F.shape[:-2], columns.shape[:-2])
+        batch = broadcast_shapes(F.shape[:-2], columns.shape[:-2])
         variance: Tensor = scalars
         return variance.expand(*batch, F.shape[-2], columns.shape[-2])
 
@@ -72,6 +74,7 @@ class White(Kernel):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import White
         >>> White(2.0)(torch.zeros(2)).tolist()
         [[2.0, 0.0], [0.0, 2.0]]
@@ -106,7 +109,7 @@ class White(Kernel):
         """variance · I, or 0."""
         if G is None:
             return torch.diag_embed(self.diagonal(scalars, F))
-        batch = torch.broadcast_shapes(F.shape[:-2], G.shape[:-2])
+        batch = broadcast_shapes(F.shape[:-2], G.shape[:-2])
         zero: Tensor = 0.0 * scalars
         return zero.expand(*batch, F.shape[-2], G.shape[-2])
 

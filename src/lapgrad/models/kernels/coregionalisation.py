@@ -34,6 +34,7 @@ class Coregionalisation(Kernel):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Coregionalisation
         >>> kernel = Coregionalisation(2, mixing=[[1.0], [2.0]], own_var=[0.5, 0.5])
         >>> kernel(torch.tensor([0.0, 1.0])).tolist()

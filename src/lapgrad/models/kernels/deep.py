@@ -26,6 +26,7 @@ class Deep(Kernel):
         active_dims: The columns of the points that the network gets; None: all of them.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import RBF, Deep
         >>> kernel = Deep(RBF(), torch.nn.Linear(3, 2, dtype=torch.float64))
         >>> kernel(torch.zeros(5, 3, dtype=torch.float64)).shape

@@ -30,6 +30,7 @@ class Linear(Kernel):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Linear
         >>> Linear()(torch.tensor([3.0]), torch.tensor([4.0])).item()
         12.0
@@ -102,6 +103,7 @@ class Polynomial(Kernel):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Polynomial
         >>> Polynomial(degree=2, offset=1.0)(torch.tensor([1.0]), torch.tensor([2.0])).item()
         9.0

@@ -31,6 +31,7 @@ class Periodic(RBF):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Periodic
         >>> Periodic(period=0.5)(torch.tensor([0.0]), torch.tensor([1.0])).item()
         1.0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lapgrad import _exceptions
+from lapgrad.fused._covariance import compute_covariance, is_served
 from lapgrad.models._parameters import Value, positive
 from lapgrad.models.kernels import _gaussian
 from lapgrad.models.kernels._blocks import Tree, expand_scalar
@@ -89,7 +90,26 @@ class Stationary(Kernel, abc.ABC):
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · f(S)."""
+        K = self._compute_compiled(scalars, F, G)
         variance, *shape = scalars
+        return self._compute_composite(variance, F, G, *shape) if K is None else K
+
+    def _compute_compiled(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor | None:
+        """Return the matrix by one pass of the compiled core; None: it has no kernel for it."""
+        if not self.keeps_nothing(scalars, F, G):
+            return None
+        return compute_covariance(str(self.formula), scalars[0], F, G, self._compute_composite)
+
+    def keeps_nothing(self, scalars: Tree, F: Tree, G: Tree | None) -> bool:
+        """Whether the compiled core has a kernel for the matrix, and for its gradient."""
+        if torch.compiler.is_compiling():
+            return False
+        variance, *shape = scalars
+        formula = vars(type(self)).get("formula")  # that of a parent class is not the one of a subclass
+        return formula is not None and not shape and is_served(formula, variance, F, G)
+
+    def _compute_composite(self, variance: Tensor, F: Tensor, G: Tensor | None, *shape: Tensor) -> Tensor:
+        """Return the matrix in differentiable operators."""
         S = compute_squared_distances(F, G)
         return variance * self.profile(S, *shape) if shape else apply_scaled_profile(self, variance, S)
 
@@ -124,6 +144,7 @@ class RBF(Stationary):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import RBF
         >>> RBF(lengthscale=2.0)(torch.tensor([0.0, 2.0])).detach()
         tensor([[1.0000, 0.6065],
@@ -134,7 +155,8 @@ class RBF(Stationary):
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
         """variance · exp(-S / 2), by one product and one exponential where that is precise enough."""
-        return self._evaluate_gaussian(scalars, F, G, are_near=False)
+        K = self._compute_compiled(scalars, F, G)
+        return self._evaluate_gaussian(scalars, F, G, are_near=False) if K is None else K
 
     def compare_points(self, X: Tensor, Z: Tensor) -> dict[Kernel, Tensor]:
         """Return whether the points are near enough for the formula with one product."""
@@ -144,7 +166,8 @@ class RBF(Stationary):
         """Return ``matrix(scalars, F, G)``; points are not checked if ``near`` contains this kernel."""
         if self not in near or type(self).matrix is not RBF.matrix:  # a subclass with a formula of its own
             return self.matrix(scalars, F, G)
-        return self._evaluate_gaussian(scalars, F, G, are_near=True)
+        K = self._compute_compiled(scalars, F, G)
+        return self._evaluate_gaussian(scalars, F, G, are_near=True) if K is None else K
 
     def _evaluate_gaussian(self, scalars: Tree, F: Tree, G: Tree | None, *, are_near: bool) -> Tensor:
         (variance,) = scalars
@@ -170,6 +193,7 @@ class Matern12(Stationary):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Matern12
         >>> Matern12()(torch.tensor([0.0]), torch.tensor([1.0])).item()
         0.3678...
@@ -199,6 +223,7 @@ class Matern32(Stationary):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Matern32
         >>> Matern32()(torch.tensor([0.0]), torch.tensor([1.0])).item()
         0.4833...
@@ -229,6 +254,7 @@ class Matern52(Stationary):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import Matern52
         >>> Matern52()(torch.tensor([0.0]), torch.tensor([1.0])).item()
         0.5239...
@@ -262,6 +288,7 @@ class RationalQuadratic(Stationary):
         name: A name of this part of a sum or product.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.kernels import RationalQuadratic
         >>> RationalQuadratic(mixture=1.0)(torch.tensor([0.0]), torch.tensor([1.0])).item()
         0.6666...

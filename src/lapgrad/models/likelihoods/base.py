@@ -99,6 +99,15 @@ class Likelihood(ParametrisedModule, abc.ABC):
     def approximate(self, y: Tensor) -> Start:
         """Return the Gaussian approximation of p(y | f), y (n, m), from which a fit starts."""
 
+    def find_function_units(self, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return factors and offsets (k,) from functions of standardised observations to those of y.
+
+        Args:
+            shift: (m,), subtracted from the columns of y.
+            scale: (), by which all of them are divided. Default: each function has the units of its column.
+        """
+        return scale.expand_as(shift), shift
+
     @property
     def count_normals(self) -> int:
         """How many standard normal numbers per row and function ``expected_log_prob`` takes."""

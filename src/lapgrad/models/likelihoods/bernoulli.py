@@ -13,6 +13,7 @@ class Bernoulli(ElementwiseLikelihood):
     """p(y = 1 | f) = 1 / (1 + exp(-f)), y 0 or 1: one function per column of y.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.likelihoods import Bernoulli
         >>> Bernoulli().log_prob(torch.zeros(1, 1), torch.ones(1, 1)).exp()
         tensor([0.5000])

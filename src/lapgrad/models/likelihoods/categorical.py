@@ -29,6 +29,7 @@ class Categorical(Likelihood):
         classes: How many.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.likelihoods import Categorical
         >>> Categorical(4).log_prob(torch.zeros(1, 4), torch.tensor([[2]])).exp()
         tensor([0.2500])

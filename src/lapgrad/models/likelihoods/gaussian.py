@@ -81,6 +81,7 @@ class HeteroscedasticGaussian(Likelihood):
         noise_var: Variance of the noise from which the fit starts, in standardised units.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.likelihoods import HeteroscedasticGaussian
         >>> likelihood = HeteroscedasticGaussian()
         >>> likelihood.count_functions(torch.zeros(3, 1))
@@ -106,6 +107,10 @@ class HeteroscedasticGaussian(Likelihood):
         if y.shape[1] != 1:
             raise _exceptions.OptionError(f"{who}: {name} must be one column for {type(self).__name__}.")
         require(who, name, y.isfinite(), "finite")
+
+    def find_function_units(self, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (scale, 1) and (shift, 2 log scale): f_2 is the logarithm of a variance."""
+        return torch.stack((scale, torch.ones_like(scale))), torch.stack((shift[0], 2.0 * scale.log()))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """Return log N(y | f_1, exp(f_2))."""

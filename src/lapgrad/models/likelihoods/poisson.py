@@ -13,6 +13,7 @@ class Poisson(ElementwiseLikelihood):
     """p(y | f) = exp(y f - exp(f)) / y!, counts with the rate exp(f): one function per column of y.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models.likelihoods import Poisson
         >>> Poisson().log_prob(torch.zeros(1, 1), torch.ones(1, 1))
         tensor([-1.])

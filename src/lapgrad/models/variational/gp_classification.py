@@ -72,6 +72,7 @@ class GPClassification(LayeredModel):
             labels are numbers with a fraction.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import GPClassification
         >>> x = torch.linspace(-3, 3, 100, dtype=torch.float64)
         >>> labels = ["left" if value < 0 else "right" for value in x]

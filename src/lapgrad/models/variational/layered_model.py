@@ -98,7 +98,8 @@ class LayeredModel(TrainedModel, StoredModel):
             raise _exceptions.OptionError(f"{who}: jitter must not be negative, got {options.jitter}.")
         if not isinstance(likelihood, Likelihood):
             raise _exceptions.OptionError(
-                f"{who}: likelihood must be one of models.likelihoods, got {type(likelihood).__name__}."
+                f"{who}: likelihood must be one of models.likelihoods, "
+                f"got {_checks.describe_kind(likelihood)}."
             )
         X = _checks.check_inputs(who, X)
         self.vector, self.normalise = isinstance(y, Tensor) and y.dim() == 1, options.normalise

@@ -59,6 +59,7 @@ class VariationalGP(LayeredModel):
         OptionError: An option is not one of those above, or y cannot be observed.
 
     Example:
+        >>> import torch
         >>> from lapgrad.models import VariationalGP, likelihoods
         >>> x = torch.linspace(0, 6, 200, dtype=torch.float64)
         >>> counts = torch.poisson(torch.exp(1 + torch.sin(x)), generator=torch.Generator().manual_seed(0))
@@ -108,8 +109,7 @@ class VariationalGP(LayeredModel):
         Args:
             X_new: (m, d) or (m,).
             noise: Predict observations: probabilities, rates, numbers; else the functions f of the
-                likelihood, such as the logarithm of a rate (in standardised units, if y is standardised and
-                there are two functions).
+                likelihood, such as the logarithm of a rate, in the units of y.
             samples: How many samples of the inner layers.
             chunk: Inputs per chunk, to limit the memory; None: chosen by size.
             generator: Source of random numbers, or a seed: by default the same ones in every call. None:
@@ -127,8 +127,9 @@ class VariationalGP(LayeredModel):
             parts = self._predict_functions("predict", X_new, samples, chunk, generator)
             moments = self.likelihood.predict_observations if noise else Prediction
             mean, variance = self._average(parts, moments)
-        if self._scales_targets() and mean.shape[1] == self.y.shape[1]:
-            mean, variance = mean * self.y_scale + self.y_shift, variance * self.y_scale.square()
+        factors, offsets = self._find_units(noise)
+        if len(factors) == mean.shape[1]:
+            mean, variance = mean * factors + offsets, variance * factors.square()
         if self.vector and mean.shape[1] == 1:
             return Prediction(mean[:, 0], variance[:, 0])
         return Prediction(mean, variance)
@@ -158,9 +159,18 @@ class VariationalGP(LayeredModel):
         drawn = self._draw_functions(inputs, count, source)
         if noise:
             drawn = self.likelihood.draw_observations(drawn, source)
-        if self._scales_targets() and drawn.shape[-1] == self.y.shape[1]:
-            drawn = drawn * self.y_scale + self.y_shift
+        factors, offsets = self._find_units(noise)
+        if len(factors) == drawn.shape[-1]:
+            drawn = drawn * factors + offsets
         return drawn[..., 0] if self.vector and drawn.shape[-1] == 1 else drawn
+
+    def _find_units(self, noise: bool) -> tuple[Tensor, Tensor]:
+        """Return factors and offsets to the units of y, of observations or of functions; empty: none."""
+        if not self._scales_targets():
+            return self.y_shift[:0], self.y_shift[:0]
+        if noise:
+            return self.y_scale.expand_as(self.y_shift), self.y_shift
+        return self.likelihood.find_function_units(self.y_shift, self.y_scale)
 
     def plot(self, axes: Any = None, *, output: int = 0, margin: float = 0.1) -> Any:
         """Plot mean and 95 % band of observations, and the data, over one input, with matplotlib.
