@@ -11,6 +11,13 @@
 #include "base/plan.h"
 #include "base/view.h"
 
+namespace lapgrad {
+
+// phi(S) of a stationary covariance function: exp(-S / 2), and the Matern functions of smoothness 1/2, 3/2 and 5/2.
+enum class Profile { rbf, matern12, matern32, matern52 };
+
+}  // namespace lapgrad
+
 namespace lapgrad::isa {
 
 template <class T>
@@ -19,6 +26,8 @@ struct Kernels {
     index_t lanes;
     // dst := scale * src; dst has unit column stride, src any strides.
     void (*copy)(View<const T> src, T scale, View<T> dst);
+    // close (contiguous) := which entries of A, stored by rows, are close to those of B: see simd.h.
+    void (*compare_close)(View<const T> A, View<const T> B, T rtol, T atol, bool* close);
     // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
     void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
     // The same for one triangle of a square C. The other triangle is overwritten near the diagonal.
@@ -35,6 +44,11 @@ struct Kernels {
 
     // A = L Q of at most lq_leaf contiguous rows: see reflectors.h.
     void (*lq_leaf)(View<T> A, View<T> mixed, T* diagonal);
+
+    // K := covariances of the rows of F and of points (columns of a matrix with leading dimension ld); their gradients: see covariances.h.
+    void (*covariances)(Profile profile, T variance, View<const T> F, const T* G, index_t ld, View<T> K);
+    double (*covariances_reverse)(Profile profile, T variance, View<const T> F, const T* G, index_t ld, View<const T> C,
+                                  View<T> of_F, T* of_G, T* sums);
 
     // One matrix per lane: items [begin, end) of dense batches of order <= lane_limit.
     void (*lane_potrf)(Batch<const T> A, Batch<T> L, std::int32_t* info, index_t begin, index_t end, void* scratch);

@@ -27,6 +27,11 @@ constexpr index_t lane_product_elements = 2 * lane_limit * lane_limit;
 // Rows that the leaf of the LQ factorisation reduces: enough independent sums to hide the latency of an addition.
 constexpr index_t lq_leaf = 8;
 
+// Vectors of covariances that are computed together, to hide the latency of a polynomial.
+constexpr int covariance_vectors = 4;
+// Columns of a matrix of covariances that are computed for a strip of rows at a time.
+constexpr index_t covariance_columns = 256;
+
 // Size of the scratch buffer that a kernel receives (one per thread): numbers for leaves and products, bytes for lanes.
 constexpr index_t scratch_elements = product_limit * (product_limit + 8) + product_limit * 64;
 constexpr index_t lane_scratch_bytes = 9 * lane_limit * lane_limit * 64 + 64;
@@ -37,7 +42,7 @@ static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limi
 constexpr index_t chains = 4;
 // Rows that the kernels for triangles compute at a time.
 constexpr index_t rows_at_once = 4;
-// The next items of a batch are prefetched up to this many bytes per item: the hardware does not predict so many short streams.
+// The next items of a batch are prefetched up to this many bytes per item: the hardware does not predict that many short streams.
 constexpr std::size_t prefetched_item_bytes = 512;
 // A leaf reads a matrix in place if its rows are at most this many bytes apart; rows farther apart share cache sets.
 constexpr std::size_t in_place_row_bytes = 1024;
@@ -56,9 +61,13 @@ constexpr index_t parallel_elements = 1 << 15;
 constexpr index_t cached_elements = 1 << 14;
 // The least number of arithmetic operations that is worth a task for another thread.
 constexpr index_t parallel_operations = 20000;
-// Multiplications from which on a product with one long side is shared among the threads.
+// A product with one long side is shared among the threads if it has at least this many multiplications.
 constexpr index_t parallel_multiplications = 1 << 18;
-// Multiplications from which on a loop keeps its threads while other programs use the cores (contention.h): about 20 ms on one thread.
+// A product in blocks of the core's own kernel is shared among the threads if it has at least this many multiplications, and its columns
+// are then cut into pieces of at least this width.
+constexpr index_t shared_multiplications = 1 << 22, shared_columns = 48;
+// A loop with at least this many multiplications (about 20 ms on one thread) keeps its threads while other programs use the cores:
+    // see contention.h.
 constexpr double long_multiplications = 4e8;
 // From this order on LAPACK's syevd of one matrix chooses its threads by itself: 6 to 24 % less time at orders 48 to 120.
 constexpr index_t serial_eigen_order = 32;
@@ -89,7 +98,7 @@ constexpr index_t locked_operations = 50000;
 constexpr index_t small_product = 48 * 48 * 48, batched_product = 128 * 128 * 128;
 // Up to this many bytes of a row of A both triangles of A A' are computed: copying one would take longer.
 constexpr index_t short_sum_bytes = 64;
-// Rows and columns of a product up to which, and length of its sums from which on, its entries are summed one by one.
+// The entries of a product are summed one by one if it has at most this many rows and columns, and sums of at least this length.
 constexpr index_t few_sums = 4, long_sum = 64;
 // Order up to which cotangents of some eigenvectors are filled up with zeros: one kernel for all takes less time than the dozens of
 // functions of torch that the formula for some of them is made of.
@@ -125,6 +134,8 @@ struct Plan {
     index_t lane_order_f32 = 32, lane_order_f64 = 24;
     // Products with at most one side larger than this run on the core's own kernel, the others on BLAS.
     index_t own_product_f32 = 128, own_product_f64 = 128;
+    // Whether larger products are computed in blocks by the core's own kernel, too (1), or by BLAS (0).
+    index_t own_blocks = 0;
     // One matrix up to this order runs on one thread, with few and with many threads.
     index_t serial_order_few = 128, serial_order_many = 256;
     // Columns of a right-hand side that one thread takes at a time, at least.
@@ -161,6 +172,10 @@ struct Plan {
     plan.vendor_potrf_many_f64 = 256;
 }
 
+// Sets the threshold for MKL on other CPUs with AVX-512, on which it runs code for AVX2: 57 to 61 Gflop/s on one thread in float64 (AMD
+// EPYC, orders 512 to 1024), where the core's own kernel reaches 90 to 110.
+[[gnu::always_inline]] inline void use_own_products(Plan& plan) { plan.own_blocks = 1; }
+
 // The entries of Plan by name, for Python.
 struct Entry {
     const char* name;
@@ -169,6 +184,7 @@ struct Entry {
 constexpr Entry entries[] = {
     {"lane_order_f32", &Plan::lane_order_f32},       {"lane_order_f64", &Plan::lane_order_f64},
     {"own_product_f32", &Plan::own_product_f32},     {"own_product_f64", &Plan::own_product_f64},
+    {"own_blocks", &Plan::own_blocks},
     {"serial_order_few", &Plan::serial_order_few},   {"serial_order_many", &Plan::serial_order_many},
     {"slice_columns", &Plan::slice_columns},         {"smallest_tile", &Plan::smallest_tile},
     {"largest_tile", &Plan::largest_tile},           {"vendor_trsm_f32", &Plan::vendor_trsm_f32},

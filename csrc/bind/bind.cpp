@@ -30,7 +30,11 @@ void bind_threads(std::uintptr_t set_threads_local, bool serial_in_parallel_regi
     blas::serial_in_parallel_region = serial_in_parallel_region;
     plan::current = plan::Plan{};
     const bool is_mkl = set_threads_local != 0;
-    if (is_mkl && isa::is_intel_cpu()) plan::use_vendor_routines(plan::current);
+    if (!is_mkl) return;
+    if (isa::is_intel_cpu())
+        plan::use_vendor_routines(plan::current);
+    else if (isa::is_supported("avx512"))
+        plan::use_own_products(plan::current);
 }
 
 // Returns the numbers that Python and CUDA code have to agree on with the core.

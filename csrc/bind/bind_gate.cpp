@@ -62,6 +62,8 @@ int bit_length(std::int64_t number) {
     return number <= 0 ? 0 : kBits - __builtin_clzll(static_cast<unsigned long long>(number));
 }
 
+using Counts = std::unordered_map<CountedShape, std::int64_t, ShapeHash>;
+
 // A Python function; a method is split into its function and object, because calling the method would unpack the tuple and the dictionary
 // of arguments and pack them again.
 struct Function {
@@ -181,13 +183,16 @@ public:
         bool is_long = false, is_direct = false;
         switch (judge(arguments, options, is_long, is_direct)) {
             case Verdict::compute:
-                if (set_.direct_compute.is_bound())
-                    if (PyObject* const result = set_.direct_compute.call(nullptr, arguments, keys, options, is_long)) return result;
+                if (set_.direct_compute.is_bound()) {
+                    PyObject* const result = set_.direct_compute.call(nullptr, arguments, keys, options, is_long);
+                    if (result || PyErr_Occurred()) return result;
+                }
                 return pass_on(set_.compute, set_.compute_keys, arguments, options);
             case Verdict::record:
-                if (set_.direct_record.is_bound())
-                    if (PyObject* const result = set_.direct_record.call(&set_.direct_keys, arguments, keys, options, is_long))
-                        return result;
+                if (set_.direct_record.is_bound()) {
+                    PyObject* const result = set_.direct_record.call(&set_.direct_keys, arguments, keys, options, is_long);
+                    if (result || PyErr_Occurred()) return result;
+                }
                 return pass_on(set_.record, set_.record_keys, arguments, options);
             case Verdict::refuse:
                 return set_.record.is_none() ? pass_on(set_.compute, set_.compute_keys, arguments, options)
@@ -205,7 +210,9 @@ public:
     // [item size, shape, count] of the calls that were passed on here, or taken without another count.
     nb::list counts(bool taken) const {
         nb::list found;
-        for (const auto& [shape, count] : taken ? taken_ : passed_on_) {
+        // A copy: what is made below may start Python's garbage collection, which may call this gate.
+        const Counts counted = taken ? taken_ : passed_on_;
+        for (const auto& [shape, count] : counted) {
             if (count == 0) continue;
             nb::list sizes;
             for (std::int64_t i = 0; i < shape[1]; ++i) sizes.append(shape[2 + i]);
@@ -242,7 +249,7 @@ public:
 private:
     enum class Verdict { compute, record, refuse, take, take_recorded, decide, error };
     enum class Size { small, large, unknown };
-    enum Shape { any_shape, square, triangle };  // the numbers are those of lapgrad.accelerate.routes
+    enum Shape { any_shape, square, triangle, bare, bare_square };  // the numbers are those of lapgrad.accelerate.routes
 
     // Calls a kernel of torch with `keys`, or with those of the call if `keys` is None.
     PyObject* pass_on(const Function& kernel, const nb::object& keys, PyObject* arguments, PyObject* options) const {
@@ -281,7 +288,7 @@ private:
         if (size == Size::unknown) return Verdict::decide;
         if (size == Size::large) {
             if ((has_gradient != 0 ? set_.take_recorded : set_.take).is_none()) return Verdict::decide;
-            is_direct = !(has_gradient != 0 ? set_.record_directly : set_.take_directly).is_none() && fits(headers, options);
+            is_direct = !(has_gradient != 0 ? set_.record_directly : set_.take_directly).is_none() && fits(headers, arguments, options);
             if (is_direct) count(matrix, taken_);
             return has_gradient != 0 ? Verdict::take_recorded : Verdict::take;
         }
@@ -361,10 +368,12 @@ private:
     }
 
     // Whether the operands have the shapes that lapgrad serves.
-    bool fits(const std::array<TensorHeader, 2>& headers, PyObject* options) const {
+    bool fits(const std::array<TensorHeader, 2>& headers, PyObject* arguments, PyObject* options) const {
         const TensorHeader &A = headers[0], &B = headers[1];
+        const bool is_bare = PyTuple_Size(arguments) == set_.has_keys + set_.tensors && (!options || PyDict_Size(options) == 0);
+        if (set_.shape == bare) return is_bare;
         if (A.shape[A.dimensions - 1] != A.shape[A.dimensions - 2]) return false;
-        if (set_.shape != triangle) return set_.shape == square;
+        if (set_.shape != triangle) return set_.shape == square || (set_.shape == bare_square && is_bare);
         if (B.dimensions != A.dimensions || B.type_code != A.type_code || B.type_bits != A.type_bits) return false;
         if (B.device_type != A.device_type || B.device_id != A.device_id) return false;
         for (int i = 0; i < A.dimensions - 2; ++i)
@@ -377,8 +386,6 @@ private:
         PyObject* const value = options ? PyDict_GetItemWithError(options, name.ptr()) : nullptr;
         return value ? value == Py_True : otherwise;
     }
-
-    using Counts = std::unordered_map<CountedShape, std::int64_t, ShapeHash>;
 
     static void count(const TensorHeader& A, Counts& counts) {
         CountedShape shape{};
@@ -436,6 +443,7 @@ void bind_gate(nb::module_& m) {
         .def(nb::init<nb::handle>())
         .def("__call__", [](const TorchCall& self, bool is_long, nb::args arguments, nb::kwargs options) {
             PyObject* const result = self.call(nullptr, arguments.ptr(), 0, options.ptr(), is_long);
+            if (!result && PyErr_Occurred()) throw nb::python_error();
             return result ? nb::steal(result) : nb::none();
         });
     nb::class_<CallGate>(m, "CallGate", nb::type_slots(gate_slots))

@@ -2,7 +2,6 @@
 //
 // torch's own gradients of one small matrix take about a microsecond each, and so does each call of an operator from Python. Operands
 // were checked by the forward call. Like all shortcuts, these return None where anything is out of the ordinary.
-#include <vector>
 
 #include "base/buffer.h"
 #include "bind/shortcut.h"
@@ -10,6 +9,7 @@
 #include "ops/cho_solve.h"
 #include "ops/copyltu.h"
 #include "ops/lu.h"
+#include "ops/packing.h"
 #include "ops/potri.h"
 
 namespace lapgrad::binding {
@@ -164,17 +164,21 @@ nb::object determinant_vjp(nb::handle a, nb::handle, nb::handle, nb::handle weig
     const index_t n = A.rows, count = A.count;
     if (A.cols != n || n > isa::leaf || (count > 1 && w.memory.batch_stride != 1)) return nb::none();
     const NewTensor ga = allocate_like(A);
+    if (ByDeterminant && n == 1) {  // The determinant is the entry.
+        compute(A, 1.0, [&](auto type) {
+            using T = decltype(type);
+            copy_entries<T>(reinterpret_cast<const T*>(w.memory.address), 1, count, reinterpret_cast<T*>(ga.address));
+        });
+        return ga;
+    }
     const Operand gA = make_dense(ga, n, n);
-    std::int32_t single = 0;
-    std::vector<std::int32_t> several(count > 1 ? count : 0);
-    std::int32_t* const status = count > 1 ? several.data() : &single;
+    StatusArray status(count);
     compute(A, 2.0 * count_product(n, n, n), [&](auto type) {
         using T = decltype(type);
         determinant_vjp_batch<T>(A.memory.as<const T>(count, n, n), Batch<const T>{}, nullptr, reinterpret_cast<const T*>(w.memory.address),
-                                 ByDeterminant, gA.as<T>(count, n, n), status);
+                                 ByDeterminant, gA.as<T>(count, n, n), status.data());
     });
-    for (index_t item = 0; item < count; ++item)
-        if (status[item]) return nb::none();
+    if (status.has_failed()) return nb::none();
     return ga;
 }
 

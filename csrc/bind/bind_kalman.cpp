@@ -34,17 +34,14 @@ nb::object find_failure(const std::vector<KalmanStatus>& status) {
 nb::object kalman_nll(int item_size, const Addresses& model, std::uintptr_t s, index_t series, index_t times,
                       index_t states, index_t observations, index_t flat) {
     std::vector<KalmanStatus> status(static_cast<std::size_t>(series), KalmanStatus{0, 0});
-    {
-        nb::gil_scoped_release unlocked;
-        with_type(item_size, [&](auto type) {
-            using T = decltype(type);
-            kalman::run_filter<T>({{series, times, states, observations, flat},
-                                make_operands<const T>(model),
-                                reinterpret_cast<T*>(s),
-                                status.data(),
-                                false});
-        });
-    }
+    without_gil(item_size, [&](auto type) {
+        using T = decltype(type);
+        kalman::run_filter<T>({{series, times, states, observations, flat},
+                            make_operands<const T>(model),
+                            reinterpret_cast<T*>(s),
+                            status.data(),
+                            false});
+    });
     return find_failure(status);
 }
 
@@ -53,20 +50,17 @@ nb::object kalman_nll_vjp(int item_size, const Addresses& model, std::uintptr_t 
                           const Addresses& gradient, index_t series, index_t times, index_t states,
                           index_t observations, index_t flat) {
     std::vector<KalmanStatus> status(s ? static_cast<std::size_t>(series) : 0, KalmanStatus{0, 0});
-    {
-        nb::gil_scoped_release unlocked;
-        with_type(item_size, [&](auto type) {
-            using T = decltype(type);
-            kalman::run_adjoint<T>({{series, times, states, observations, flat},
-                                make_operands<const T>(model),
-                                reinterpret_cast<const T*>(gs),
-                                reinterpret_cast<T*>(s),
-                                s ? status.data() : nullptr,
-                                0,
-                                false},
-                               make_operands<T>(gradient));
-        });
-    }
+    without_gil(item_size, [&](auto type) {
+        using T = decltype(type);
+        kalman::run_adjoint<T>({{series, times, states, observations, flat},
+                            make_operands<const T>(model),
+                            reinterpret_cast<const T*>(gs),
+                            reinterpret_cast<T*>(s),
+                            s ? status.data() : nullptr,
+                            0,
+                            false},
+                           make_operands<T>(gradient));
+    });
     return find_failure(status);
 }
 

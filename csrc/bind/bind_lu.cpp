@@ -1,6 +1,5 @@
 // Binds inverses, determinants, solves and their gradients: addresses, sizes and strides in, status out.
 #include <algorithm>
-#include <vector>
 
 #include "bind/binding.h"
 #include "ops/gesv.h"
@@ -9,47 +8,19 @@
 namespace lapgrad::binding {
 namespace {
 
-// A status per item; without an allocation for one item.
-class StatusArray {
-  public:
-    explicit StatusArray(index_t count) : several_(count > 1 ? count : 0) {}
-    std::int32_t* data() { return several_.empty() ? &single_ : several_.data(); }
-
-    // Returns (item, status) of the first item for which fails(item, status) is true; None if there is none.
-    template <class F>
-    nb::object find_first(index_t count, F fails) {
-        for (index_t b = 0; b < count; ++b)
-            if (fails(b, data()[b])) return nb::make_tuple(b, data()[b]);
-        return nb::none();
-    }
-
-  private:
-    std::int32_t single_ = 0;
-    std::vector<std::int32_t> several_;
-};
-
 // B := A^-1. Returns (item, status) of the first item that has no inverse, or None.
-nb::object inverse(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
-                   index_t b_batch, index_t b_row, index_t b_col, index_t count, index_t n) {
-    const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col};
+nb::object inverse(int item_size, const Operand& A, const Operand& B, index_t count, index_t n) {
     StatusArray status(count);
-    {
-        nb::gil_scoped_release unlocked;
-        with_type(item_size, [&](auto type) {
-            using T = decltype(type);
-            inverse_batch<T>(A.as<const T>(count, n, n), B.as<T>(count, n, n), status.data());
-        });
-    }
-    return status.find_first(count, [](index_t, std::int32_t code) { return code != 0; });
+    without_gil(item_size, [&](auto type) {
+        using T = decltype(type);
+        inverse_batch<T>(A.as<const T>(count, n, n), B.as<T>(count, n, n), status.data());
+    });
+    return status.find_first();
 }
 
 // gA := -B' gB B'.
-void inverse_vjp(int item_size, std::uintptr_t b, index_t b_batch, index_t b_row, index_t b_col, std::uintptr_t g,
-                 index_t g_batch, index_t g_row, index_t g_col, std::uintptr_t a, index_t a_batch, index_t a_row,
-                 index_t a_col, index_t count, index_t n) {
-    const Operand B{b, b_batch, b_row, b_col}, G{g, g_batch, g_row, g_col}, A{a, a_batch, a_row, a_col};
-    nb::gil_scoped_release unlocked;
-    with_type(item_size, [&](auto type) {
+void inverse_vjp(int item_size, const Operand& B, const Operand& G, const Operand& A, index_t count, index_t n) {
+    without_gil(item_size, [&](auto type) {
         using T = decltype(type);
         inverse_vjp_batch<T>(B.as<const T>(count, n, n), G.as<const T>(count, n, n), A.as<T>(count, n, n));
     });
@@ -63,38 +34,28 @@ Batch<T> make_factors(std::uintptr_t address, index_t count, index_t n) {
 
 // first := det A, or with `second` first := its sign and second := log |det A|. Returns (item, status) of the first item that is
 // not finite, or None.
-nb::object determinant(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col,
-                       std::uintptr_t first, std::uintptr_t second, std::uintptr_t lu, std::uintptr_t pivots,
-                       index_t count, index_t n) {
-    const Operand A{a, a_batch, a_row, a_col};
+nb::object determinant(int item_size, const Operand& A, std::uintptr_t first, std::uintptr_t second, std::uintptr_t lu,
+                       std::uintptr_t pivots, index_t count, index_t n) {
     StatusArray status(count);
-    {
-        nb::gil_scoped_release unlocked;
-        with_type(item_size, [&](auto type) {
-            using T = decltype(type);
-            determinant_batch<T>(A.as<const T>(count, n, n), reinterpret_cast<T*>(first), reinterpret_cast<T*>(second),
-                                 make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
-        });
-    }
-    return status.find_first(count, [](index_t, std::int32_t code) { return code < 0; });
+    without_gil(item_size, [&](auto type) {
+        using T = decltype(type);
+        determinant_batch<T>(A.as<const T>(count, n, n), reinterpret_cast<T*>(first), reinterpret_cast<T*>(second),
+                             make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
+    });
+    return status.find_first([](index_t, std::int32_t code) { return code < 0; });
 }
 
 // gA := weight A^-T, or with `by_determinant` weight det(A) A^-T; zero for singular items. Returns (item, status) of the first singular
 // item with a nonzero weight, or None; with `by_determinant` a list of the items that the caller has to compute by another algorithm.
-nb::object determinant_vjp(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col,
-                           std::uintptr_t lu, std::uintptr_t pivots, std::uintptr_t weight, bool by_determinant,
-                           std::uintptr_t g, index_t count, index_t n) {
-    const Operand A{a, a_batch, a_row, a_col}, G{g, n * n, n, 1};
+nb::object determinant_vjp(int item_size, const Operand& A, std::uintptr_t lu, std::uintptr_t pivots, std::uintptr_t weight,
+                           bool by_determinant, std::uintptr_t g, index_t count, index_t n) {
     StatusArray status(count);
-    {
-        nb::gil_scoped_release unlocked;
-        with_type(item_size, [&](auto type) {
-            using T = decltype(type);
-            determinant_vjp_batch<T>(A.as<const T>(count, n, n), make_factors<const T>(lu, count, n),
-                                     reinterpret_cast<const pivot_t*>(pivots), reinterpret_cast<const T*>(weight),
-                                     by_determinant, G.as<T>(count, n, n), status.data());
-        });
-    }
+    without_gil(item_size, [&](auto type) {
+        using T = decltype(type);
+        determinant_vjp_batch<T>(A.as<const T>(count, n, n), make_factors<const T>(lu, count, n),
+                                 reinterpret_cast<const pivot_t*>(pivots), reinterpret_cast<const T*>(weight),
+                                 by_determinant, make_dense<T>(g, count, n, n), status.data());
+    });
     if (by_determinant) {
         nb::list unfinished;
         for (index_t b = 0; b < count; ++b)
@@ -103,35 +64,26 @@ nb::object determinant_vjp(int item_size, std::uintptr_t a, index_t a_batch, ind
     }
     return with_type(item_size, [&](auto type) {
         const auto* weights = reinterpret_cast<const decltype(type)*>(weight);
-        return status.find_first(count, [&](index_t b, std::int32_t code) { return code != 0 && weights[b] != 0; });
+        return status.find_first([&](index_t b, std::int32_t code) { return code != 0 && weights[b] != 0; });
     });
 }
 
 // X := A^-1 B, or A^-T B, and the factors of A. Returns the first item that has none.
-nb::object gesv(int item_size, std::uintptr_t a, index_t a_batch, index_t a_row, index_t a_col, std::uintptr_t b,
-                 index_t b_batch, index_t b_row, index_t b_col, std::uintptr_t x, index_t x_batch, index_t x_row,
-                 index_t x_col, std::uintptr_t lu, std::uintptr_t pivots, bool transposed, index_t count, index_t n,
-                 index_t m) {
-    const Operand A{a, a_batch, a_row, a_col}, B{b, b_batch, b_row, b_col}, X{x, x_batch, x_row, x_col};
+nb::object gesv(int item_size, const Operand& A, const Operand& B, const Operand& X, std::uintptr_t lu, std::uintptr_t pivots,
+                bool transposed, index_t count, index_t n, index_t m) {
     StatusArray status(count);
-    {
-        nb::gil_scoped_release unlocked;
-        with_type(item_size, [&](auto type) {
-            using T = decltype(type);
-            gesv_batch<T>(A.as<const T>(count, n, n), B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed,
-                           make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
-        });
-    }
-    return status.find_first(count, [](index_t, std::int32_t code) { return code != 0; });
+    without_gil(item_size, [&](auto type) {
+        using T = decltype(type);
+        gesv_batch<T>(A.as<const T>(count, n, n), B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed,
+                      make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots), status.data());
+    });
+    return status.find_first();
 }
 
 // X := A^-1 B, or A^-T B, from the factors of A.
-void gesv_factored(int item_size, std::uintptr_t lu, std::uintptr_t pivots, std::uintptr_t b, index_t b_batch,
-                    index_t b_row, index_t b_col, std::uintptr_t x, index_t x_batch, index_t x_row, index_t x_col,
-                    bool transposed, index_t count, index_t n, index_t m) {
-    const Operand B{b, b_batch, b_row, b_col}, X{x, x_batch, x_row, x_col};
-    nb::gil_scoped_release unlocked;
-    with_type(item_size, [&](auto type) {
+void gesv_factored(int item_size, std::uintptr_t lu, std::uintptr_t pivots, const Operand& B, const Operand& X, bool transposed,
+                   index_t count, index_t n, index_t m) {
+    without_gil(item_size, [&](auto type) {
         using T = decltype(type);
         gesv_factored_batch<T>(make_factors<T>(lu, count, n), reinterpret_cast<pivot_t*>(pivots),
                                 B.as<const T>(count, n, m), X.as<T>(count, n, m), transposed);

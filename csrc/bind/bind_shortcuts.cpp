@@ -5,7 +5,6 @@
 // modes and subclasses of torch, gradients to be recorded, other dtypes and devices, shapes that do not fit or broadcast, matrices
 // that cannot be solved with. The Python code of the operator then computes, explains or raises.
 #include <cmath>
-#include <vector>
 
 #include "base/buffer.h"
 #include "bind/device_shortcuts.h"
@@ -84,17 +83,13 @@ nb::object potrf(nb::handle a, nb::handle lower) {
     const index_t n = A.rows, count = A.count;
     const bool flipped = !is_true(lower);
     const NewTensor l = allocate_like(A);
-    Operand L = make_dense(l, n, n);
-    if (flipped) std::swap(L.row_stride, L.col_stride);
-    std::int32_t single = 0;
-    std::vector<std::int32_t> several(count > 1 ? count : 0);
-    std::int32_t* const status = count > 1 ? several.data() : &single;
+    const Operand L = flip_if(flipped, make_dense(l, n, n));
+    StatusArray status(count);
     compute(A, double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
-        potrf_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), L.as<T>(count, n, n), status);
+        potrf_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), L.as<T>(count, n, n), status.data());
     });
-    for (index_t b = 0; b < count; ++b)
-        if (status[b]) return nb::none();
+    if (status.has_failed()) return nb::none();
     return l;
 }
 
@@ -107,8 +102,7 @@ nb::object potrf_vjp(nb::handle l, nb::handle cotangent, nb::handle info, nb::ha
     if (L.cols != n || gL.rows != n || gL.cols != n) return nb::none();
     const bool flipped = !is_true(lower);
     const NewTensor a = allocate_like(L);
-    Operand gA = make_dense(a, n, n);
-    if (flipped) std::swap(gA.row_stride, gA.col_stride);
+    const Operand gA = flip_if(flipped, make_dense(a, n, n));
     compute(L, 2.0 * double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
         potrf_vjp_batch<T>(L.flip_if(flipped).as<const T>(count, n, n), gL.flip_if(flipped).as<const T>(count, n, n),
@@ -124,8 +118,7 @@ nb::object potrf_ex(nb::handle a, nb::handle lower) {
     const index_t n = A.rows, count = A.count;
     const bool flipped = !is_true(lower);
     const NewTensor l = allocate_like(A), info = allocate_status(A);
-    Operand L = make_dense(l, n, n);
-    if (flipped) std::swap(L.row_stride, L.col_stride);
+    const Operand L = flip_if(flipped, make_dense(l, n, n));
     std::int32_t* const status = reinterpret_cast<std::int32_t*>(info.address);
     compute(A, double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
@@ -159,8 +152,7 @@ nb::object potri(nb::handle l, nb::handle lower) {
     const index_t n = L.rows, count = L.count;
     const bool flipped = !is_true(lower);
     const NewTensor b = allocate_like(L);
-    Operand B = make_dense(b, n, n);
-    if (flipped) std::swap(B.row_stride, B.col_stride);
+    const Operand B = flip_if(flipped, make_dense(b, n, n));
     const bool inverted = compute(L, double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
         const Batch<const T> factors = L.flip_if(flipped).as<const T>(count, n, n);
@@ -179,13 +171,12 @@ nb::object inverse(nb::handle a) {
     const index_t n = A.rows, count = A.count;
     const NewTensor b = allocate_like(A);
     const Operand B = make_dense(b, n, n);
-    std::vector<std::int32_t> status(count);
+    StatusArray status(count);
     compute(A, 2.0 * double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
         inverse_batch<T>(A.memory.as<const T>(count, n, n), B.as<T>(count, n, n), status.data());
     });
-    for (const std::int32_t code : status)
-        if (code) return nb::none();
+    if (status.has_failed()) return nb::none();
     return b;
 }
 
@@ -198,7 +189,7 @@ nb::object gesv(nb::handle a, nb::handle b, nb::handle transpose) {
     const NewTensor x = allocate_like(B);
     const Operand X = make_dense(x, n, m);
     const bool transposed = is_true(transpose);
-    std::vector<std::int32_t> status(count);
+    StatusArray status(count);
     compute(B, double(n) * double(n) * double(n + 2 * m), [&](auto type) {
         using T = decltype(type);
         const Buffer<T> factors = allocate<T>(count * n * n);
@@ -206,8 +197,7 @@ nb::object gesv(nb::handle a, nb::handle b, nb::handle transpose) {
         gesv_batch<T>(A.memory.as<const T>(count, n, n), B.memory.as<const T>(count, n, m), X.as<T>(count, n, m), transposed,
                       Batch<T>{factors.get(), count, n * n, n, n, 1, n}, pivots.get(), status.data());
     });
-    for (const std::int32_t code : status)
-        if (code) return nb::none();
+    if (status.has_failed()) return nb::none();
     return x;
 }
 
@@ -235,19 +225,7 @@ nb::object makediag(nb::handle d) {
     const std::uintptr_t target = a.address;
     compute(D, double(n) * double(n), [&](auto type) {
         using T = decltype(type);
-        T* const out = reinterpret_cast<T*>(target);
-        const T* const in = reinterpret_cast<const T*>(D.memory.address);
-        // One task takes some rows, whichever items they belong to.
-        parallel::for_ranges(D.count * n, plan::parallel_elements / n + 1, [&](index_t begin, index_t end) {
-            clear_numbers<T>(out + begin * n, (end - begin) * n);
-            for (index_t row = begin, b = begin / n; row < end; ++b) {
-                const index_t i = row - b * n, last = std::min(n, i + end - row);
-                const T* const numbers = in + b * D.memory.batch_stride;
-                T* const item = out + b * n * n;
-                for (index_t k = i; k < last; ++k) item[k * (n + 1)] = numbers[k];
-                row += last - i;
-            }
-        });
+        makediag_batch<T>(reinterpret_cast<const T*>(D.memory.address), D.memory.batch_stride, n, D.count, reinterpret_cast<T*>(target));
     });
     return a;
 }
@@ -260,14 +238,13 @@ nb::object syevd(nb::handle a, nb::handle lower) {
     const NewTensor u = allocate_like(A), eigenvalues = allocate_vector(A, n);
     const Operand U = make_dense(u, n, n);
     const std::uintptr_t values = eigenvalues.address;
-    std::vector<std::int32_t> status(count);
+    StatusArray status(count);
     compute(A, 10.0 * double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
         syevd_batch<T>(A.flip_if(!is_true(lower)).as<const T>(count, n, n), U.as<T>(count, n, n), reinterpret_cast<T*>(values),
                        status.data());
     });
-    for (const std::int32_t code : status)
-        if (code) return nb::none();
+    if (status.has_failed()) return nb::none();
     return nb::make_tuple(u, eigenvalues);
 }
 
@@ -278,14 +255,13 @@ nb::object gesvd(nb::handle a) {
     const index_t m = A.rows, n = A.cols, k = std::min(m, n), count = A.count;
     const NewTensor u = allocate_matrix(A, k, m), s = allocate_vector(A, k), v = allocate_matrix(A, k, n);
     const Operand U = make_dense(u, k, m), S = make_dense(s, 1, k), V = make_dense(v, k, n);
-    std::vector<std::int32_t> status(count);
+    StatusArray status(count);
     compute(A, 20.0 * double(n) * double(m) * double(k), [&](auto type) {
         using T = decltype(type);
         gesvd_batch<T>(A.memory.as<const T>(count, m, n), U.as<T>(count, k, m), S.as<T>(count, 1, k), V.as<T>(count, k, n),
                        status.data());
     });
-    for (const std::int32_t code : status)
-        if (code != svd_done) return nb::none();
+    if (status.has_failed()) return nb::none();
     return nb::make_tuple(u, s, v);
 }
 
@@ -325,18 +301,12 @@ nb::object copyltu(nb::handle a, nb::handle lower) {
 nb::object extractdiag(nb::handle a) {
     TensorOperand A;
     if (!is_plain_eager() || !describe_tensor(a, A) || A.rows != A.cols) return nb::none();
-    const index_t n = A.rows, step = A.memory.row_stride + A.memory.col_stride;
+    const index_t n = A.rows;
     const NewTensor d = allocate_vector(A, n);
     const std::uintptr_t target = d.address;
     compute(A, 4.0 * double(n), [&](auto type) {
         using T = decltype(type);
-        T* const out = reinterpret_cast<T*>(target);
-        const T* const in = reinterpret_cast<const T*>(A.memory.address);
-        // Each number is in a cache line of its own.
-        parallel::for_ranges(A.count, plan::parallel_elements / (8 * n) + 1, [&](index_t begin, index_t end) {
-            for (index_t b = begin; b < end; ++b)
-                for (index_t i = 0; i < n; ++i) out[b * n + i] = in[b * A.memory.batch_stride + i * step];
-        });
+        extractdiag_batch<T>(A.memory.as<const T>(A.count, n, n), reinterpret_cast<T*>(target));
     });
     return d;
 }
@@ -405,8 +375,7 @@ nb::object maketrian(nb::handle v, nb::handle lower) {
     while (n * (n + 1) / 2 < V.cols) ++n;
     if (n * (n + 1) / 2 != V.cols) return nb::none();
     const NewTensor a = allocate_matrix(V, n, n);
-    Operand A = make_dense(a, n, n);
-    if (!is_true(lower)) std::swap(A.row_stride, A.col_stride);
+    const Operand A = flip_if(!is_true(lower), make_dense(a, n, n));
     compute(V, double(n) * double(n), [&](auto type) {
         using T = decltype(type);
         maketrian_batch<T>({reinterpret_cast<const T*>(V.memory.address), 1}, V.memory.batch_stride, 0, A.as<T>(V.count, n, n));

@@ -129,7 +129,9 @@ const std::int64_t* read_labels(nb::handle labels, index_t n) {
     const bool is_whole = header.dtype.code == dlpack::int_code && header.dtype.bits == 64 && header.dtype.lanes == 1;
     if (header.device_type != dlpack::cpu_device || !is_whole || header.ndim != 1 || header.shape[0] != n) return nullptr;
     if (n > 1 && (!header.strides || header.strides[0] != 1)) return nullptr;
-    return reinterpret_cast<const std::int64_t*>(reinterpret_cast<std::uintptr_t>(header.data) + header.byte_offset);
+    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(header.data) + header.byte_offset;
+    if (!has_memory(labels, address) || is_negated(labels)) return nullptr;
+    return reinterpret_cast<const std::int64_t*>(address);
 }
 
 // (ratios, W) for labels from 0 to the number of classes less one, each of which occurs. `k` None: as many as there are.
@@ -242,26 +244,22 @@ nb::object centre_gradient(nb::handle g_centred, nb::handle g_mean, nb::handle u
 }
 
 // mean, centred and unit (contiguous) := those of X, n x d.
-void centre(int item_size, std::uintptr_t x, index_t x_batch, index_t x_row, index_t x_col, std::uintptr_t mean, std::uintptr_t centred,
-            std::uintptr_t unit, index_t count, index_t n, index_t d, double least, index_t degrees) {
-    const Operand X{x, x_batch, x_row, x_col}, C{centred, n * d, d, 1};
-    nb::gil_scoped_release unlocked;
-    with_type(item_size, [&](auto type) {
+void centre(int item_size, const Operand& X, std::uintptr_t mean, std::uintptr_t centred, std::uintptr_t unit, index_t count,
+            index_t n, index_t d, double least, index_t degrees) {
+    without_gil(item_size, [&](auto type) {
         using T = decltype(type);
-        centre_batch<T>(X.as<const T>(count, n, d), reinterpret_cast<T*>(mean), C.as<T>(count, n, d), reinterpret_cast<T*>(unit), T(least),
+        centre_batch<T>(X.as<const T>(count, n, d), reinterpret_cast<T*>(mean), make_dense<T>(centred, count, n, d), reinterpret_cast<T*>(unit), T(least),
                         degrees);
     });
 }
 
 // gX (contiguous) := the gradient of X. g_mean may be 0.
-void centre_vjp(int item_size, std::uintptr_t g, index_t g_batch, index_t g_row, index_t g_col, std::uintptr_t g_mean, std::uintptr_t unit,
-                std::uintptr_t x, index_t count, index_t n, index_t d) {
-    const Operand G{g, g_batch, g_row, g_col}, X{x, n * d, d, 1};
-    nb::gil_scoped_release unlocked;
-    with_type(item_size, [&](auto type) {
+void centre_vjp(int item_size, const Operand& G, std::uintptr_t g_mean, std::uintptr_t unit, std::uintptr_t x, index_t count,
+                index_t n, index_t d) {
+    without_gil(item_size, [&](auto type) {
         using T = decltype(type);
         centre_vjp_batch<T>(G.as<const T>(count, n, d), reinterpret_cast<const T*>(g_mean), reinterpret_cast<const T*>(unit),
-                            X.as<T>(count, n, d));
+                            make_dense<T>(x, count, n, d));
     });
 }
 

@@ -2,13 +2,13 @@
 // those of torch's own factorisations are.
 #include <algorithm>
 #include <utility>
-#include <vector>
 
-#include "bind/tensor.h"
+#include "base/buffer.h"
 #include "bind/device_shortcuts.h"
-#include "ops/gemmt.h"
+#include "bind/shortcut.h"
+#include "ops/gelqf.h"
+#include "ops/lu_factor.h"
 #include "ops/potrf.h"
-#include "ops/trsm.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -24,35 +24,31 @@ nb::object cholesky(nb::handle a, nb::handle upper) {
     const bool flipped = is_true(upper);
     const NewTensor l = allocate_by_columns(A, n, n);
     if (!l) return nb::none();
-    Operand L = make_dense_by_columns(l, n, n);
-    if (flipped) std::swap(L.row_stride, L.col_stride);
-    std::int32_t single = 0;
-    std::vector<std::int32_t> several(count > 1 ? count : 0);
-    std::int32_t* const status = count > 1 ? several.data() : &single;
+    const Operand L = flip_if(flipped, make_dense_by_columns(l, n, n));
+    StatusArray status(count);
     compute(A, double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);
-        potrf_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), L.as<T>(count, n, n), status);
+        potrf_batch<T>(A.flip_if(flipped).as<const T>(count, n, n), L.as<T>(count, n, n), status.data());
     });
-    for (index_t b = 0; b < count; ++b)
-        if (status[b]) return nb::none();
+    if (status.has_failed()) return nb::none();
     return l;
 }
 
-// With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is faster at it than the core.
+// With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is faster at a batch of them than
+// the core; for a single matrix it is not by as much as the way to it takes.
 constexpr index_t few_columns = 4, largest_small_order = 32;
 
 // X with A X = B, or X A = B. None if a triangle is singular, or if torch is faster.
 nb::object solve_triangular(nb::handle a, nb::handle b, nb::handle upper, nb::handle left) {
     TensorOperand A, B;
     if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B)) return nb::none();
-    if (A.item_size != B.item_size || A.is_single != B.is_single || A.count != B.count) return nb::none();
+    if (!have_one_kind(A, B)) return nb::none();
     const bool right = !is_true(left), lower = is_true(upper) == right;
     const index_t n = right ? B.cols : B.rows, m = right ? B.rows : B.cols, count = B.count;
-    if (A.rows != n || A.cols != n || (m <= few_columns && n > largest_small_order)) return nb::none();
+    if (A.rows != n || A.cols != n || (count > 1 && m <= few_columns && n > largest_small_order)) return nb::none();
     const NewTensor x = allocate_by_columns(B, B.rows, B.cols);
     if (!x) return nb::none();
-    Operand X = make_dense_by_columns(x, B.rows, B.cols);
-    if (right) std::swap(X.row_stride, X.col_stride);
+    const Operand X = flip_if(right, make_dense_by_columns(x, B.rows, B.cols));
     const bool solved = compute(B, double(n) * double(n) * double(m), [&](auto type) {
         using T = decltype(type);
         const Batch<const T> triangles = A.flip_if(right).as<const T>(count, n, n);
@@ -69,35 +65,113 @@ nb::object solve_triangular_vjp(nb::handle a, nb::handle x, nb::handle cotangent
     TensorOperand A, X, gX;
     if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(cotangent, gX)) return nb::none();
     const bool needs_a = !x.is_none();
-    if (needs_a && (!describe_tensor(x, X) || X.rows != gX.rows || X.cols != gX.cols || X.count != gX.count)) return nb::none();
-    if (A.item_size != gX.item_size || A.is_single != gX.is_single || A.count != gX.count) return nb::none();
+    if (needs_a && (!describe_tensor(x, X) || X.item_size != gX.item_size || X.rows != gX.rows || X.cols != gX.cols || X.count != gX.count))
+        return nb::none();
+    if (!have_one_kind(A, gX)) return nb::none();
     const bool right = !is_true(left_flag), upper = is_true(upper_flag);
     const index_t n = right ? gX.cols : gX.rows, m = right ? gX.rows : gX.cols, count = gX.count;
     if (A.rows != n || A.cols != n) return nb::none();
     const NewTensor b = allocate_like(gX), triangle = needs_a ? allocate_matrix(A, n, n) : NewTensor{};
-    const Operand gB{b.address, gX.rows * gX.cols, gX.cols, 1};
-    const auto flip_if = [](bool flipped, Operand operand) {
-        if (flipped) std::swap(operand.row_stride, operand.col_stride);
-        return operand;
-    };
+    const Operand gB = make_dense(b, gX.rows, gX.cols);
     const bool solved = compute(gX, 2.0 * double(n) * double(n) * double(m), [&](auto type) {
         using T = decltype(type);
         // From the left, all of this is in columns: A' gB = gX. From the right it is transposed: A gB' = gX'.
-        const Batch<const T> triangles = A.flip_if(!right).template as<const T>(count, n, n);
+        const Batch<const T> triangles = A.flip_if(!right).as<const T>(count, n, n);
         if (find_zero_diagonal<T>(triangles) >= 0) return false;
         const bool lower = upper != right;
-        trsm_batch<T>(triangles, lower, gX.flip_if(right).template as<const T>(count, n, m), flip_if(right, gB).template as<T>(count, n, m));
+        trsm_batch<T>(triangles, lower, gX.flip_if(right).as<const T>(count, n, m), flip_if(right, gB).as<T>(count, n, m));
         if (!needs_a) return true;
         // gB X' and X' gB, in n x m matrices U V' whose lower triangle is wanted. The upper triangle of U V' is the lower one of V U'.
         Operand U = right ? X.flip_if(true) : gB, V = right ? flip_if(true, gB) : X.memory;
         if (upper) std::swap(U, V);
-        const Operand gA = flip_if(upper, {triangle.address, n * n, n, 1});
-        gemmt_batch<T>(T(-1), U.template as<const T>(count, n, m), flip_if(true, V).template as<const T>(count, m, n),
-                       gA.template as<T>(count, n, n), false);
+        const Operand gA = flip_if(upper, make_dense(triangle, n, n));
+        gemmt_batch<T>(T(-1), U.as<const T>(count, n, m), flip_if(true, V).as<const T>(count, m, n),
+                       gA.as<T>(count, n, n), false);
         return true;
     });
     if (!solved) return nb::none();
     return nb::make_tuple(needs_a ? nb::object(triangle) : nb::none(), b);
+}
+
+// Whether matrices lie one after the other, each by columns.
+bool is_dense_by_columns(const TensorOperand& A) {
+    const Operand& m = A.memory;
+    return (A.rows == 1 || m.row_stride == 1) && (A.cols == 1 || m.col_stride == A.rows) && (A.is_single || m.batch_stride == A.rows * A.cols);
+}
+
+// The transposes of a batch by rows without gaps, as kernels for small matrices need them: in place, or in `memory`.
+template <class T>
+Batch<const T> transpose_to_dense(const TensorOperand& A, Buffer<T>& memory) {
+    const index_t rows = A.cols, cols = A.rows;
+    if (is_dense_by_columns(A)) return Operand{A.memory.address, rows * cols, cols, 1}.as<const T>(A.count, rows, cols);
+    memory = allocate<T>(A.count * rows * cols);
+    const Batch<T> dense{memory.get(), A.count, rows * cols, rows, cols, cols, 1};
+    const Batch<const T> given = A.transposed().as<const T>(A.count, rows, cols);
+    for (index_t b = 0; b < A.count; ++b) copy<T>(given[b], T(1), dense[b], false);
+    return dense.readonly();
+}
+
+// (Q, R) with A = Q R: A' = L Q' and R = L'. None if an entry is not finite.
+nb::object qr(nb::handle a) {
+    TensorOperand A;
+    if (!is_plain_eager() || !describe_tensor(a, A)) return nb::none();
+    const index_t m = A.rows, n = A.cols, r = std::min(m, n), count = A.count;
+    const NewTensor q = allocate_by_columns(A, m, r), triangle = allocate_by_columns(A, r, n);
+    if (!q || !triangle) return nb::none();
+    const Operand Qt{q.address, r * m, m, 1}, L{triangle.address, n * r, r, 1};
+    const bool is_finite = compute(A, 4.0 * double(m) * double(n) * double(r), [&](auto type) {
+        using T = decltype(type);
+        Buffer<T> memory;
+        const Batch<const T> transposed = A.is_single ? A.transposed().as<const T>(1, n, m) : transpose_to_dense<T>(A, memory);
+        return gelqf_batch<T>(transposed, Qt.as<T>(count, r, m), L.as<T>(count, n, r), false).first < 0;
+    });
+    return is_finite ? nb::object(nb::make_tuple(q, triangle)) : nb::none();
+}
+
+// gA of A = Q R. A cotangent may be None.
+nb::object qr_vjp(nb::handle q, nb::handle triangle, nb::handle of_q, nb::handle of_triangle) {
+    TensorOperand Q, R, gQ{}, gR{};
+    if (!is_plain_eager() || !describe_tensor(q, Q) || !describe_tensor(triangle, R)) return nb::none();
+    const index_t m = Q.rows, r = Q.cols, n = R.cols, count = Q.count;
+    const auto describe_cotangent = [&](nb::handle given, const TensorOperand& of, TensorOperand& g) {
+        return given.is_none() || (describe_tensor(given, g) && g.item_size == of.item_size && g.is_single == of.is_single &&
+                                   g.count == count && g.rows == of.rows && g.cols == of.cols);
+    };
+    if (R.rows != r || R.count != count || !describe_cotangent(of_q, Q, gQ) || !describe_cotangent(of_triangle, R, gR)) return nb::none();
+    const NewTensor gradient = allocate_by_columns(Q, m, n);
+    if (!gradient) return nb::none();
+    compute(Q, 4.0 * double(m) * double(n) * double(r), [&](auto type) {
+        using T = decltype(type);
+        Buffer<T> memory[4];
+        const auto prepare = [&](const TensorOperand& X, index_t rows, index_t cols, Buffer<T>& own) {
+            return X.count ? transpose_to_dense<T>(X, own) : Operand{}.as<const T>(count, rows, cols);
+        };
+        gelqf_vjp_batch<T>(prepare(Q, r, m, memory[0]), prepare(R, n, r, memory[1]), prepare(gQ, r, m, memory[2]),
+                           prepare(gR, n, r, memory[3]), Operand{gradient.address, n * m, m, 1}.as<T>(count, n, m));
+    });
+    return gradient;
+}
+
+// gA of the factors of linalg_lu_factor_ex, square.
+nb::object lu_factor_vjp(nb::handle factors, nb::handle pivots, nb::handle cotangent) {
+    TensorOperand LU, G;
+    dlpack::Tensor p{};
+    if (!is_plain_eager() || !describe_tensor(factors, LU) || !describe_tensor(cotangent, G)) return nb::none();
+    const index_t n = LU.rows, count = LU.count;
+    if (LU.cols != n || G.rows != n || G.cols != n || G.count != count || G.is_single != LU.is_single || G.item_size != LU.item_size)
+        return nb::none();
+    if (!is_ordinary(pivots) || is_wrapped(pivots) || !read_header(pivots, p) || p.device_type != dlpack::cpu_device) return nb::none();
+    const int last = LU.is_single ? 0 : 1;
+    if (p.dtype.code != dlpack::int_code || p.dtype.bits != 32 || p.ndim != last + 1 || p.shape[last] != n) return nb::none();
+    if ((n > 1 && p.strides[last] != 1) || (count > 1 && p.strides[0] != n)) return nb::none();
+    const auto* const exchanged = reinterpret_cast<const std::int32_t*>(static_cast<const char*>(p.data) + p.byte_offset);
+    const NewTensor gradient = allocate_matrix(LU, n, n);
+    compute(LU, 4.0 * double(n) * double(n) * double(n), [&](auto type) {
+        using T = decltype(type);
+        lu_factor_vjp_batch<T>(LU.memory.as<const T>(count, n, n), exchanged, G.memory.as<const T>(count, n, n),
+                               Operand{gradient.address, n * n, n, 1}.as<T>(count, n, n));
+    });
+    return gradient;
 }
 
 // The status of factorisations that have all succeeded.
@@ -120,6 +194,9 @@ void bind_translation(nb::module_& m) {
     m.def("cholesky_by_columns_shortcut", &cholesky, any, any);
     m.def("solve_triangular_by_columns_shortcut", &solve_triangular, any, any, any, any);
     m.def("solve_triangular_vjp_shortcut", &solve_triangular_vjp, any, any, any, any, any);
+    m.def("qr_by_columns_shortcut", &qr, any);
+    m.def("qr_vjp_shortcut", &qr_vjp, any, any, any, any);
+    m.def("lu_factor_vjp_shortcut", &lu_factor_vjp, any, any, any);
     m.def("status_of_success_shortcut", &make_status, any);
 }
 

@@ -1,7 +1,10 @@
 #include "bind/tensor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+
+#include "base/pages.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -11,7 +14,7 @@ struct TorchNames {
     int (*describe)(void*, dlpack::Tensor*) = nullptr;
     PyObject *tensor_type = nullptr, *parameter_type = nullptr;
     PyObject *are_transforms_active = nullptr, *count_dispatch_modes = nullptr, *count_function_modes = nullptr;
-    PyObject *is_older_vmap_active = nullptr, *is_wrapper_or_sparse = nullptr;
+    PyObject *is_older_vmap_active = nullptr, *is_tracing = nullptr, *is_wrapper_or_sparse = nullptr;
     PyObject* forward_ad_names = nullptr;  // the dictionary of torch.autograd.forward_ad
     PyObject *is_grad_enabled = nullptr, *empty_like = nullptr;
     PyObject* whole_number = nullptr;  // a tensor of int32 without dimensions
@@ -32,8 +35,12 @@ struct TorchFunctions {
     std::int64_t (*count_dispatch_modes)() = nullptr, (*count_function_modes)() = nullptr;
     bool (*is_key_included)(std::uint16_t key) = nullptr;
     bool (*is_recording)() = nullptr;
-    // Keys that are there while a transform of torch.func, or the older vmap, is active.
-    std::uint16_t front_key = 0, back_key = 0, vmap_key = 0;
+    // Optional, all or none: they read the data of a tensor, whose pointer is at `tensor_offset` in its Python object.
+    bool (*requires_gradient)(const void* data) = nullptr;
+    bool (*is_negated)(const void* const* data) = nullptr;
+    std::size_t tensor_offset = 0;
+    // Keys that are there while a transform of torch.func, the older vmap, or torch.jit.trace is active.
+    std::uint16_t front_key = 0, back_key = 0, vmap_key = 0, trace_key = 0;
 };
 
 TorchFunctions torch_functions;
@@ -68,12 +75,6 @@ bool method_returns_false(PyObject* object, PyObject* name) {
     const bool is_false = result == Py_False;
     Py_DECREF(result);
     return is_false;
-}
-
-// torch's tensors of zeros have no memory. A view of one has a small address, its distance from null; there, torch is asked.
-bool has_memory(PyObject* tensor, std::uintptr_t address) {
-    constexpr std::uintptr_t lowest = std::uintptr_t(1) << 40;
-    return address >= lowest || method_returns_false(tensor, torch_names.is_zero_name);
 }
 
 // Chooses strides that BLAS accepts for dimensions of size 1, which may have any. Returns false if there are none.
@@ -112,7 +113,7 @@ NewTensor find_memory(PyObject* tensor) {
 NewTensor allocate_by_function(const TorchFunctions& torch, const Sizes& sizes, std::int32_t dtype, bool by_columns = false) {
     std::int64_t strides[3];
     std::int64_t step = 1;
-    for (std::int64_t d = sizes.ndim - 1; d >= 0; step *= sizes.sizes[d--]) strides[d] = step;
+    for (std::int64_t d = sizes.ndim - 1; d >= 0; step *= sizes.sizes[d--]) strides[d] = step;  // in the end the number of elements
     if (by_columns) {
         strides[sizes.ndim - 2] = 1;
         strides[sizes.ndim - 1] = sizes.sizes[sizes.ndim - 2];
@@ -122,6 +123,7 @@ NewTensor allocate_by_function(const TorchFunctions& torch, const Sizes& sizes, 
     PyObject* const tensor = torch.get_data(handle, &data) == 0 ? torch.wrap(handle) : nullptr;
     torch.delete_tensor(handle);
     if (!tensor) return PyErr_Clear(), NewTensor{};
+    use_huge_pages(data, static_cast<std::size_t>(step) * (dtype == float64_number ? 8 : 4));
     return {nb::steal(tensor), reinterpret_cast<std::uintptr_t>(data)};
 }
 
@@ -162,6 +164,7 @@ void bind_functions(nb::dict addresses) {
     found.front_key = static_cast<std::uint16_t>(get("front_key"));
     found.back_key = static_cast<std::uint16_t>(get("back_key"));
     found.vmap_key = static_cast<std::uint16_t>(get("vmap_key"));
+    found.trace_key = static_cast<std::uint16_t>(get("trace_key"));
     TensorOperand like{};
     like.count = 2;
     const NewTensor tried = allocate_by_function(found, Sizes(like, {3, 5}), float64_number);
@@ -175,7 +178,40 @@ void bind_functions(nb::dict addresses) {
     if (is_right) torch_functions = found;
 }
 
+// The pointer to the data of a tensor, where it stands in the Python object.
+const void* const* find_data(PyObject* tensor, std::size_t offset) {
+    return reinterpret_cast<const void* const*>(reinterpret_cast<const char*>(tensor) + offset);
+}
+
+// Stores the functions that read a tensor's data, if they say of the tensors in `names` what is known of those.
+void bind_readers(nb::dict names) {
+    if (!names.size() || !torch_functions.wrap) return;
+    const auto get = [&](const char* name) { return nb::cast<std::uintptr_t>(names[name]); };
+    const nb::object plain(names["tensor"]), tracked(names["tracked"]), negated(names["negated"]);
+    const std::optional<std::size_t> offset = find_tensor_offset(plain.ptr(), get("data_of_tensor"), get("size_of_tensor"));
+    if (!offset) return;
+    TorchFunctions found = torch_functions;
+    found.tensor_offset = *offset;
+    found.requires_gradient = reinterpret_cast<decltype(found.requires_gradient)>(get("requires_gradient"));
+    found.is_negated = reinterpret_cast<decltype(found.is_negated)>(get("is_negated"));
+    const auto matches = [&](const nb::object& tensor, bool is_tracked, bool is_negative) {
+        const void* const* const data = find_data(tensor.ptr(), *offset);
+        return found.requires_gradient(*data) == is_tracked && found.is_negated(data) == is_negative;
+    };
+    if (matches(plain, false, false) && matches(tracked, true, false) && matches(negated, false, true)) torch_functions = found;
+}
+
 }  // namespace
+
+std::optional<std::size_t> find_tensor_offset(PyObject* tensor, std::uintptr_t data, std::size_t size) {
+    constexpr std::size_t word = sizeof(void*), first = 2 * word, last = 6 * word;
+    for (std::size_t offset = first; offset <= last && offset + word <= size; offset += word) {
+        std::uintptr_t seen;
+        std::memcpy(&seen, reinterpret_cast<const char*>(tensor) + offset, word);
+        if (seen == data) return offset;
+    }
+    return std::nullopt;
+}
 
 PyObject* call_with(PyObject* function, PyObject* argument) {
     PyObject* arguments[] = {nullptr, argument};
@@ -208,9 +244,20 @@ bool read_header(nb::handle tensor, dlpack::Tensor& out) {
     return true;
 }
 
-bool requires_gradient(nb::handle tensor) { return has_true_attribute(tensor.ptr(), torch_names.requires_grad_name); }
+bool requires_gradient(nb::handle tensor) {
+    if (torch_functions.requires_gradient) return torch_functions.requires_gradient(*find_data(tensor.ptr(), torch_functions.tensor_offset));
+    return has_true_attribute(tensor.ptr(), torch_names.requires_grad_name);
+}
 
-bool is_negated(nb::handle tensor) { return !method_returns_false(tensor.ptr(), torch_names.is_neg_name); }
+bool has_memory(nb::handle tensor, std::uintptr_t address) {
+    constexpr std::uintptr_t lowest = std::uintptr_t(1) << 40;  // torch is asked below it
+    return address >= lowest || method_returns_false(tensor.ptr(), torch_names.is_zero_name);
+}
+
+bool is_negated(nb::handle tensor) {
+    if (torch_functions.is_negated) return torch_functions.is_negated(find_data(tensor.ptr(), torch_functions.tensor_offset));
+    return !method_returns_false(tensor.ptr(), torch_names.is_neg_name);
+}
 
 bool is_recording() {
     return torch_functions.wrap ? torch_functions.is_recording() : !returns_false(torch_names.is_grad_enabled);
@@ -229,6 +276,7 @@ bool bind_torch(nb::handle names) {
     found.count_dispatch_modes = get("count_dispatch_modes");
     found.count_function_modes = get("count_function_modes");
     found.is_older_vmap_active = get("is_older_vmap_active");
+    found.is_tracing = get("is_tracing");
     found.is_wrapper_or_sparse = get("is_wrapper_or_sparse");
     found.forward_ad_names = get("forward_ad_names");
     found.is_grad_enabled = get("is_grad_enabled");
@@ -242,6 +290,7 @@ bool bind_torch(nb::handle names) {
     found.describe = table->describe;
     torch_names = found;
     bind_functions(nb::cast<nb::dict>(names["functions"]));
+    bind_readers(nb::cast<nb::dict>(names["readers"]));
     return true;
 }
 
@@ -251,11 +300,12 @@ bool is_plain_eager() {
     if (!level || PyLong_AsLong(level) >= 0) return PyErr_Clear(), false;
     if (const TorchFunctions& torch = torch_functions; torch.wrap)
         return !torch.is_key_included(torch.front_key) && !torch.is_key_included(torch.back_key) && torch.count_dispatch_modes() == 0 &&
-               torch.count_function_modes() == 0 && !torch.is_key_included(torch.vmap_key);
+               torch.count_function_modes() == 0 && !torch.is_key_included(torch.vmap_key) && !torch.is_key_included(torch.trace_key);
     // torch.autograd.grad(is_grads_batched=True) runs under an older vmap, whose tensors have no memory of their own. Reading one raises an
     // exception in torch, which takes milliseconds.
     return returns_false(torch_names.are_transforms_active) && returns_false(torch_names.count_dispatch_modes) &&
-           returns_false(torch_names.count_function_modes) && returns_false(torch_names.is_older_vmap_active);
+           returns_false(torch_names.count_function_modes) && returns_false(torch_names.is_older_vmap_active) &&
+           returns_false(torch_names.is_tracing);
 }
 
 namespace {
@@ -284,7 +334,7 @@ bool describe(nb::handle tensor, int inner, TensorOperand& out) {
     out.is_contiguous = matches(out.cols, col_stride, 1) && matches(out.rows, row_stride, out.cols) &&
                         matches(out.count, out.memory.batch_stride, out.rows * out.cols);
     out.tensor = tensor;
-    if (!has_memory(tensor.ptr(), out.memory.address)) return false;
+    if (!has_memory(tensor, out.memory.address)) return false;
     return adapt_strides(out) && !is_negated(tensor);
 }
 

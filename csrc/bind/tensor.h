@@ -9,6 +9,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "base/plan.h"
 #include "base/view.h"
@@ -67,6 +68,9 @@ struct TensorOperand {
 // Stores torch's table and functions. Returns false if this torch has no table of version 1 with the function that is needed.
 bool bind_torch(nb::handle torch_names);
 
+// Returns where in the Python object of a tensor the pointer to its data, which is `data`, stands. It differs from release to release.
+std::optional<std::size_t> find_tensor_offset(PyObject* tensor, std::uintptr_t data, std::size_t size);
+
 // Whether shortcuts may run at all: no transform, mode or forward derivative is active.
 bool is_plain_eager();
 
@@ -77,6 +81,8 @@ bool requires_gradient(nb::handle tensor);
 bool is_wrapped(nb::handle tensor);
 // Reads the header of an ordinary tensor on any device. Returns false if it has no memory of its own.
 bool read_header(nb::handle tensor, dlpack::Tensor& out);
+// torch's tensors of zeros have no memory, and a view of one has an address that is its distance from null. `address`: of the first entry.
+bool has_memory(nb::handle tensor, std::uintptr_t address);
 bool is_negated(nb::handle tensor);  // a view that negates what is stored
 bool is_recording();                 // whether gradients are recorded at all
 

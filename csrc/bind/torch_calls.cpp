@@ -4,9 +4,12 @@
 
 #include <array>
 #include <cstring>
+#include <exception>
 #include <string_view>
 #include <tuple>
 #include <utility>
+
+#include "bind/tensor.h"
 
 namespace lapgrad::binding {
 namespace {
@@ -20,6 +23,7 @@ struct Functions {
     // c10::impl::ExcludeDispatchKeyGuard: its constructor and destructor.
     void (*begin_exclusion)(void* guard, std::uint64_t keys) = nullptr;
     void (*end_exclusion)(void* guard) = nullptr;
+    void (*translate)(const std::exception_ptr& error) = nullptr;  // makes it Python's, as torch's Python interface does
     std::uint64_t excluded = 0;     // keys that record gradients
     std::size_t tensor_offset = 0;  // of the pointer in the Python object of a tensor
 };
@@ -159,21 +163,14 @@ bool bind_torch_calls(nb::dict names) {
     set(found.delete_tensor, "delete_tensor");
     set(found.begin_exclusion, "begin_exclusion");
     set(found.end_exclusion, "end_exclusion");
+    set(found.translate, "translate");
     found.excluded = get("excluded");
-    // Where in the Python object of a tensor torch keeps the pointer to its data differs from release to release.
-    const std::uintptr_t wanted = get("data_of_tensor");
-    const auto* const object = reinterpret_cast<const unsigned char*>(nb::object(names["tensor"]).ptr());
-    constexpr std::size_t word = sizeof(void*), first = 2 * word, last = 6 * word;
-    const std::size_t size = get("size_of_tensor");
-    for (std::size_t offset = first; offset <= last && offset + word <= size; offset += word) {
-        std::uintptr_t seen;
-        std::memcpy(&seen, object + offset, word);
-        if (seen != wanted) continue;
-        found.tensor_offset = offset;
-        torch = found;
-        return true;
-    }
-    return false;
+    const nb::object tensor(names["tensor"]);
+    const std::optional<std::size_t> offset = find_tensor_offset(tensor.ptr(), get("data_of_tensor"), get("size_of_tensor"));
+    if (!offset) return false;
+    found.tensor_offset = *offset;
+    torch = found;
+    return true;
 }
 
 bool register_solve_triangular(nb::dict names) {
@@ -257,9 +254,9 @@ PyObject* TorchCall::call(const std::uint64_t* keys, PyObject* arguments, Py_ssi
         if (tensors_ == 2 && form == "bb") result = run(A, B, flags[0], flags[1]);
         if (tensors_ == 2 && form == "bbb") result = run(A, B, flags[0], flags[1], flags[2]);
     } catch (...) {
-        result = nullptr;
+        // Not tried again: a hook that autograd has called may be what raised, for example that of a checkpoint.
+        torch.translate(std::current_exception());
     }
-    if (!result) PyErr_Clear();
     return result;
 }
 

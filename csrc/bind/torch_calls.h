@@ -25,8 +25,8 @@ public:
 
     bool is_bound() const { return address_ != nullptr; }
 
-    // Returns what the function returns for the arguments of an operator from position `first` on. Returns null without a Python
-    // error where it does not serve the arguments, or where torch raised: torch's Python interface then computes, or raises.
+    // Returns what the function returns for the arguments of an operator from position `first` on; null with a Python error where
+    // torch raised. Returns null without one where it does not serve the arguments: torch's Python interface then computes, or raises.
     // `keys`: the first argument of the function, null if it takes none. `is_long`: release Python's lock.
     PyObject* call(const std::uint64_t* keys, PyObject* arguments, Py_ssize_t first, PyObject* options, bool is_long) const;
 

@@ -59,7 +59,7 @@ bool has_nan_entry(View<const T> A) {
     return false;
 }
 
-// Divides an item by its unit, which is found from its largest entry and at least about `least`. Returns the unit.
+// Divides an item by its unit, a power of two near its largest entry (or near `least`, if that is larger). Returns the unit.
 template <class T>
 T divide_by_unit(View<T> item, T least, bool parallel) {
     const T largest = find_largest_entry<T>(item.readonly());

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "ops/gemmt.h"
 #include "ops/products.h"
@@ -41,7 +40,8 @@ class SpectralFunction {
     // M := F o M.
     void weigh(View<T> M, bool parallel) const {
         // What F needs of each eigenvalue: computed once, and not for each pair.
-        std::vector<T> each(n_);
+        ShortBuffer<T> buffer(n_);
+        T* const each = buffer.get();
         for (index_t i = 0; i < n_; ++i) {
             if (f_ == MatrixFunction::inv) each[i] = T(1) / l_[i];
             if (f_ == MatrixFunction::sqrt) each[i] = std::sqrt(keep_positive(clear_rounding(l_[i])));
@@ -49,7 +49,7 @@ class SpectralFunction {
         }
         for_strips(n_, n_, parallel, [&](index_t begin, index_t end) {
             for (index_t i = begin; i < end; ++i)
-                for (index_t j = 0; j < n_; ++j) M(i, j) *= difference(i, j, each.data());
+                for (index_t j = 0; j < n_; ++j) M(i, j) *= difference(i, j, each);
         });
     }
 

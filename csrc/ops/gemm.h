@@ -1,6 +1,8 @@
 // C := alpha A B (+ C): the product that every recursion is made of.
 #pragma once
 
+#include <algorithm>
+
 #include "base/blas.h"
 #include "base/isa.h"
 #include "base/parallel.h"
@@ -70,21 +72,34 @@ void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C)
             for (index_t j = 0; j < n; ++j) C(i, j) = alpha * sums[i][j] + (accumulate ? C(i, j) : T(0));
         return;
     }
-    if (!is_slim<T>(m, n, k) && k > 0) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
+    const bool slim = is_slim<T>(m, n, k) || k == 0;
+    if (!slim && !plan::current.own_blocks) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
     if (C.col_stride != 1) return gemm<T>(alpha, B.t(), A.t(), accumulate, C.t());
-    // The long side is cut into pieces that fit the packed panels.
+    // Long sides are cut into pieces that fit the packed panels. BLAS shares large products among the threads, and so does this; slim ones
+    // are shared by the callers.
     constexpr index_t piece = isa::product_limit;
-    for (index_t i = 0; i < m; i += piece)
-        for (index_t j = 0; j < n; j += piece) {
-            const index_t rows = std::min(piece, m - i), cols = std::min(piece, n - j);
-            index_t p = 0;
-            do {
-                const index_t depth = std::min(piece, k - p);
-                isa::kernels<T>().product(alpha, A.block(i, p, rows, depth), B.block(p, j, depth, cols),
-                                          accumulate || p > 0, C.block(i, j, rows, cols), scratch<T>());
-                p += piece;
-            } while (p < k);
-        }
+    const int team = !slim && double(m) * double(n) * double(k) >= double(plan::shared_multiplications) ? parallel::threads() : 1;
+    const index_t down = (m + piece - 1) / piece;
+    index_t width = piece;
+    if (team > 1) {
+        const index_t wanted = std::max<index_t>(4 * team / down, 1), unit = plan::shared_columns;
+        width = std::min(piece / unit * unit, (n / wanted + unit - 1) / unit * unit);
+        width = std::max(width, unit);
+    }
+    const auto compute_block = [&](index_t block) {
+        const index_t i = block % down * piece, j = block / down * width;
+        const index_t rows = std::min(piece, m - i), cols = std::min(width, n - j);
+        index_t p = 0;
+        do {
+            const index_t depth = std::min(piece, k - p);
+            isa::kernels<T>().product(alpha, A.block(i, p, rows, depth), B.block(p, j, depth, cols), accumulate || p > 0,
+                                      C.block(i, j, rows, cols), scratch<T>());
+            p += piece;
+        } while (p < k);
+    };
+    const index_t blocks = down * ((n + width - 1) / width);
+    if (team > 1) return parallel::for_each(blocks, compute_block);
+    for (index_t block = 0; block < blocks; ++block) compute_block(block);
 }
 
 }  // namespace lapgrad

@@ -128,6 +128,19 @@ void gemmt_sum_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<const T>
                      bool symmetric) {
     const index_t n = C.rows, k = A.cols;
     if (n == 0) return;
+    // C := alpha (P + P') of the one product P = A B.
+    const bool is_twice = symmetric && k > 0 && is_transpose<T>(A[0], E[0]) && is_transpose<T>(B[0], D[0]);
+    if (is_twice && fits_product_lanes<T>(C.count, n, n, k, A, B, C)) {
+        for_lane_ranges<T>(C.count, n * n * k, [&](index_t begin, index_t end) {
+            isa::kernels<T>().lane_gemm(n == 1 ? 2 * alpha : alpha, A, false, B, T(0), C.readonly(), C, begin, end, thread_scratch());
+            for (index_t b = begin; b < end && n > 1; ++b) {
+                const View<T> P = C[b];
+                for (index_t i = 0; i < n; ++i)
+                    for (index_t j = 0; j <= i; ++j) P(i, j) = P(j, i) = P(i, j) + P(j, i);
+            }
+        });
+        return;
+    }
     if (k > 0 && fits_product_lanes<T>(C.count, n, n, k, A, B, D, E, C)) {
         for_lane_ranges<T>(C.count, 2 * n * n * k, [&](index_t begin, index_t end) {
             const auto& kernels = isa::kernels<T>();

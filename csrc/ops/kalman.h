@@ -90,7 +90,7 @@ void run_filter(KalmanForward<T> task) {
     });
 }
 
-// A gradient that all series share, so that every part needs a sum of its own: which operand, and how many numbers.
+// A gradient that all series share. Every part of the series adds up its own copy of it. `size`: how many numbers it has.
 template <class T>
 struct SharedGradient {
     Varying<T> KalmanOperands<T>::*operand;

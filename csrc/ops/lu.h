@@ -331,6 +331,10 @@ void determinant_vjp_batch(Batch<const T> A, Batch<const T> F, const pivot_t* pi
                            bool by_determinant, Batch<T> gA, std::int32_t* status) {
     const index_t n = A.rows;
     if (n == 0) return std::fill(status, status + A.count, 0), void();
+    if (n == 1 && by_determinant) {  // The determinant is the entry: neither division nor an exception for zeros.
+        for (index_t b = 0; b < A.count; ++b) gA.data[b * gA.batch_stride] = weight[b];
+        return std::fill(status, status + A.count, 0), void();
+    }
     const Batch<T> transposed = gA.t();
     if (F.data == nullptr && fits_lu_lanes<T>(A.count, n, A, gA)) {
         for_lane_ranges<T>(A.count, 2 * n * n * (n + 8), [&](index_t begin, index_t end) {

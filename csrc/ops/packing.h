@@ -5,7 +5,9 @@
 // Runs of a row-major matrix are copied directly. Runs of a column-major one are transposed in square tiles.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "base/triangle.h"
 
@@ -110,9 +112,72 @@ void unpack_columns(Packed<const T> v, index_t skip, View<T> A, bool parallel) {
     });
 }
 
+// target[k] := source[k * step] for k < count: a batch of single entries, for which a call per item would take most of the time.
+template <class T>
+void copy_entries(const T* source, index_t step, index_t count, T* target) {
+    // Entries that are not next to each other are in cache lines of their own.
+    parallel::for_ranges(count, plan::parallel_elements / (step == 1 ? 1 : 8), [&](index_t begin, index_t end) {
+        if (step == 1) return std::copy(source + begin, source + end, target + begin), void();
+        for (index_t k = begin; k < end; ++k) target[k] = source[k * step];
+    });
+}
+
+// Calls body with n as a constant, if n is from 2 to 8. Returns whether it did: loops over so few entries take longer than the entries.
+template <index_t N = 2, class F>
+bool with_short_side(index_t n, F body) {
+    if constexpr (N > 8)
+        return false;
+    else
+        return n == N ? (body(std::integral_constant<index_t, N>{}), true) : with_short_side<N + 1>(n, body);
+}
+
+// d := the diagonals of A, n numbers per item.
+template <class T>
+void extractdiag_batch(Batch<const T> A, T* d) {
+    const index_t n = A.rows, step = A.row_stride + A.col_stride;
+    if (n == 1) return copy_entries<T>(A.data, A.batch_stride, A.count, d);
+    const auto extract = [&](auto order, index_t begin, index_t end) {
+        for (index_t b = begin; b < end; ++b)
+            for (index_t i = 0; i < order; ++i) d[b * order + i] = A.data[b * A.batch_stride + i * step];
+    };
+    // Each number is in a cache line of its own.
+    parallel::for_ranges(A.count, plan::parallel_elements / (8 * n) + 1, [&](index_t begin, index_t end) {
+        if (!with_short_side(n, [&](auto order) { extract(order, begin, end); })) extract(n, begin, end);
+    });
+}
+
+// A := the contiguous n x n matrices with the diagonals d; `distance` is the stride between the diagonals of two items.
+template <class T>
+void makediag_batch(const T* d, index_t distance, index_t n, index_t count, T* A) {
+    if (n == 1) return copy_entries<T>(d, distance, count, A);
+    const bool is_short = with_short_side(n, [&](auto order) {
+        parallel::for_ranges(count, plan::parallel_elements / (order * order), [&](index_t begin, index_t end) {
+            constexpr bool clears = order > 3;  // else zeros are written between the entries
+            if (clears) clear_numbers<T>(A + begin * order * order, (end - begin) * order * order);
+            for (index_t b = begin; b < end; ++b)
+                for (index_t i = 0; i < order; ++i) {
+                    T* const row = A + (b * order + i) * order;
+                    for (index_t j = 0; j < order && !clears; ++j) row[j] = T(0);
+                    row[i] = d[b * distance + i];
+                }
+        });
+    });
+    if (is_short) return;
+    // One task takes some rows, whichever items they belong to.
+    parallel::for_ranges(count * n, plan::parallel_elements / n + 1, [&](index_t begin, index_t end) {
+        clear_numbers<T>(A + begin * n, (end - begin) * n);
+        for (index_t row = begin, b = begin / n; row < end; ++b) {
+            const index_t i = row - b * n, last = std::min(n, i + end - row);
+            for (index_t k = i; k < last; ++k) A[(b * n + k) * n + k] = d[b * distance + k];
+            row += last - i;
+        }
+    });
+}
+
 template <class T>
 void extracttrian_batch(Batch<const T> A, index_t skip, T* v) {
     const index_t length = start_of_run(A.rows - skip);
+    if (length == 1) return copy_entries<T>(A.data + skip * A.row_stride, A.batch_stride, A.count, v);
     for_passes(A.count, length, [&](index_t b, bool parallel) { pack_triangle<T>(A[b], skip, v + b * length, parallel); });
 }
 
@@ -120,6 +185,7 @@ void extracttrian_batch(Batch<const T> A, index_t skip, T* v) {
 // vectors of two items.
 template <class T>
 void maketrian_batch(Packed<const T> v, index_t distance, index_t skip, Batch<T> A) {
+    if (A.rows == 1 && skip == 0 && A.batch_stride == 1) return copy_entries<T>(v.data, distance, A.count, A.data);
     for_passes(A.count, A.rows * A.cols, [&](index_t b, bool parallel) {
         const Packed<const T> packed{v.data + b * distance, v.step};
         if (A.col_stride == 1)

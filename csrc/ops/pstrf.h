@@ -78,7 +78,7 @@ struct UpdatedColumns {
     void load(index_t j, T* column, index_t begin, index_t end) const {
         for (index_t i = begin; i < end; ++i) column[i] = W(i, j);
     }
-    // Stores the columns F of the block, subtracts their product from the rest of W, and reads the diagonal d of that again.
+    // Stores the columns F of the block in W, subtracts F F' from the columns behind them, and copies the diagonal of those to d.
     void close_block(View<const T> F, index_t end, T* d, bool parallel) {
         const index_t rest = W.rows - end, width = F.cols;
         for (index_t i = first; i < end; ++i)
@@ -172,19 +172,28 @@ index_t factor_one_pivoted(View<const T> A, View<T> L, std::int64_t* order, doub
     const index_t width = in_place ? most : std::min(most, plan::pivoted_block);
     std::iota(order, order + n, std::int64_t(0));
     if (most == 0) return 0;
-    const Buffer<T> diagonal = allocate<T>(n), row = allocate<T>(width), block = allocate<T>(n * width);
-    const PivotedState<T> state{diagonal.get(), order, {block.get(), n, width, 1, n}, row.get()};
+    // LAPACK's epsilon is the largest relative error of a rounding.
+    const T unit = std::numeric_limits<T>::epsilon() / 2;
+    if (n == 1) {
+        const T pivot = A(0, 0);
+        if (!std::isfinite(pivot)) return -1;
+        const bool found = pivot > (tolerance < 0 ? std::max(T(0), unit * pivot) : T(tolerance));
+        L(0, 0) = found ? std::sqrt(pivot) : T(0);
+        return found;
+    }
+    ShortBuffer<T> work(n * width + n + width);
+    T* const diagonal = work.get() + n * width;
+    const PivotedState<T> state{diagonal, order, {work.get(), n, width, 1, n}, diagonal + n};
     T largest = 0;
     for (index_t i = 0; i < n; ++i) largest = std::max(largest, state.d[i] = A(i, i));
-    // LAPACK's epsilon is the largest relative error of a rounding.
-    const T unit = std::numeric_limits<T>::epsilon() / 2, least = tolerance < 0 ? T(n) * unit * largest : T(tolerance);
+    const T least = tolerance < 0 ? T(n) * unit * largest : T(tolerance);
     index_t rank = 0;
     if (in_place) {
         ColumnsInPlace<T> columns{A, order};
         rank = factor_pivoted<T>(columns, state, most, least, parallel);
         if (rank > 0) copy<T>(state.F.columns(0, rank), T(1), L.columns(0, rank), parallel);
     } else {
-        const Buffer<T> copied = allocate<T>(most < n ? n * n : 0);
+        const Buffer<T> copied = most < n ? allocate<T>(n * n) : nullptr;
         UpdatedColumns<T> columns{most < n ? View<T>{copied.get(), n, n, n, 1} : L};
         copy_lower<T>(A, T(1), columns.W, parallel);
         rank = factor_pivoted<T>(columns, state, most, least, parallel);

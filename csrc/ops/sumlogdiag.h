@@ -52,16 +52,15 @@ void sumlogdiag_batch(Batch<const T> L, Batch<const T> W, double constant, doubl
     const index_t work = 4 * L.rows + 32 + L.rows * W.cols;
     parallel::for_ranges(L.count, plan::parallel_operations / work + 1, [&](index_t begin, index_t end) {
         constexpr index_t piece = 64;
-        double sums[piece];
+        double sums[piece] = {};
         for (index_t first = begin; first < end; first += piece) {
             const index_t last = std::min(end, first + piece);
             isa::kernels<T>().lane_sum_logs(L, sums, first, last);
-            for (index_t b = first; b < last; ++b) {
-                const double sum = std::isnan(sums[b - first]) ? sum_log_diagonal<T>(L[b]) : sums[b - first];
-                double value = constant + logs * sum;
-                if (W.cols > 0) value += squares * sum_squares<T>(W[b]);
-                out[b] = static_cast<T>(value);
-            }
+            for (index_t b = first; b < last; ++b)
+                if (std::isnan(sums[b - first])) sums[b - first] = sum_log_diagonal<T>(L[b]);
+            for (double& sum : sums) sum = constant + logs * sum;
+            for (index_t b = first; b < last && W.cols > 0; ++b) sums[b - first] += squares * sum_squares<T>(W[b]);
+            for (index_t b = first; b < last; ++b) out[b] = static_cast<T>(sums[b - first]);
         }
     });
 }

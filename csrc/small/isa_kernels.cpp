@@ -27,6 +27,8 @@ namespace {
 
 #include "small/lane_products.h"
 
+#include "small/covariances.h"
+
 #include "small/lane_potri.h"
 
 #include "small/lane_gesvd.h"
@@ -71,6 +73,7 @@ constexpr Kernels<T> make_table() {
     TableFiller<T> fill;
     fill.set(&Table::lanes, lanes_of<T>);
     fill.set(&Table::copy, &copy<T>);
+    fill.set(&Table::compare_close, &compare_close<T>);
     fill.set(&Table::product, &product<T>);
     fill.set(&Table::product_triangle, &product_triangle<T>);
     fill.set(&Table::potrf, &potrf_leaf<T>);
@@ -78,6 +81,8 @@ constexpr Kernels<T> make_table() {
     fill.set(&Table::solve, &triangle_leaf<T, true>);
     fill.set(&Table::multiply, &triangle_leaf<T, false>);
     fill.set(&Table::lq_leaf, &lq_leaf_rows<T>);
+    fill.set(&Table::covariances, &covariances<T>);
+    fill.set(&Table::covariances_reverse, &covariances_reverse<T>);
     fill.set(&Table::lane_potrf, &lane_potrf<T>);
     fill.set(&Table::lane_potrf_reverse, &lane_potrf_reverse<T>);
     fill.set(&Table::lane_solve, &lane_triangle<T, true>);

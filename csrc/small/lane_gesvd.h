@@ -209,25 +209,46 @@ void update_largest_entry(const LaneView<T>& X, Vec<T>& largest) {
         }
 }
 
-// The gradient of gesvd.h for items [begin, end) with U.cols <= V.cols. Cotangents may be null. g.ambiguous is set to 1 where
-// gesvd_types.h says so, and never cleared.
+// The gradient of gesvd.h with U.cols <= V.cols, for one group of items at a time. Cotangents may be null. The rules are those of
+// gesvd_vjp.h.
 template <class T>
-void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* scratch) {
+class LaneSvdGradient {
     using M = typename Simd<T>::Mask;
-    const index_t k = g.U.rows, m = g.U.cols, n = g.V.cols;
-    const bool wide = m < n && g.gV.data;
-    Vec<T>* next = lane_buffer<T>(scratch);
-    const auto take = [&](const Batch<const T>& like) {
+
+  public:
+    LaneSvdGradient(const SvdGradient<T>& gradient, void* scratch)
+        : g(gradient), wide(g.U.cols < g.V.cols && g.gV.data), next(lane_buffer<T>(scratch)), U(take(g.U)), V(take(g.V)), S(take(g.S)),
+          gS(take(g.gS)), gU(take(g.gU)), gV(take(g.gV)), G{next, k, k, k, 1}, Y{next + k * k, k, k, k, 1},
+          inner{next + 2 * k * k, k, n, n, 1}, gA(lane_view<T>(inner.data + k * n, g.gA)) {}
+
+    void compute(Group<T> group) {
+        gather_operands(group);
+        measure_spectrum();
+        measure_rows();
+        ambiguous = M{};
+        for (index_t i = 0; i < k; ++i) {
+            for (index_t j = i + 1; j < k; ++j) combine_pair(i, j);
+            G(i, i) = g.gS.data ? gS(0, i) : zero;
+            if (!wide) continue;
+            G(i, i) -= inverse[i] * Y(i, i);
+            for (index_t c = 0; c < n; ++c) inner(i, c) = inverse[i] * gV(i, c);
+        }
+        if (wide && g.policy != Degeneracy::nan && any_lane<T>(S(0, k - 1) <= small)) mark_outside_of_rows();
+        multiply_plain<T>(G, V, wide, inner);
+        multiply_plain<T>(U.t(), inner, false, gA);
+        scatter<T>(gA.data, g.gA, group);
+        for (index_t l = 0; l < group.filled; ++l)
+            if (ambiguous[l]) g.ambiguous[group.begin + l] = 1;
+    }
+
+  private:
+    LaneView<T> take(const Batch<const T>& like) {
         const LaneView<T> view = lane_view<T>(next, like);
         next += like.rows * like.cols;
         return view;
-    };
-    const LaneView<T> U = take(g.U), V = take(g.V), S = take(g.S), gS = take(g.gS), gU = take(g.gU), gV = take(g.gV);
-    const LaneView<T> G{next, k, k, k, 1}, Y{next + k * k, k, k, k, 1}, inner{next + 2 * k * k, k, n, n, 1};
-    const LaneView<T> gA = lane_view<T>(inner.data + k * n, g.gA);
-    const Vec<T> zero{}, half = Simd<T>::fill(T(0.5)), one = Simd<T>::fill(T(1));
-    const T root_eps = static_cast<T>(__builtin_sqrt(double(std::numeric_limits<T>::epsilon())));
-    for_groups<T>(begin, end, [&](Group<T> group) {
+    }
+
+    void gather_operands(Group<T> group) {
         gather<T>(g.U, group, U.data);
         gather<T>(g.V, group, V.data);
         gather<T>(g.S, group, S.data);
@@ -240,138 +261,162 @@ void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* s
             multiply_transposed<T>(gV, V, Y);
         }
         if (g.gS.data) gather<T>(g.gS, group, gS.data);
-        const Vec<T> largest = S(0, 0), tiny = Simd<T>::fill(std::numeric_limits<T>::min());
-        Vec<T> small = (largest == zero ? one : largest) * g.tol;
+    }
+
+    void measure_spectrum() {
+        const Vec<T> tiny = Simd<T>::fill(std::numeric_limits<T>::min());
+        largest = S(0, 0);
+        small = (largest == zero ? one : largest) * g.tol;
         small = small > tiny ? small : tiny;
-        Vec<T> size{}, size_of_values{}, slope{};  // see CotangentThresholds in gesvd.h; computed when the first tie is met
-        bool sized = false;
-        M ambiguous{};
-        const auto measure = [&] {
-            if (sized) return;
-            sized = true;
-            if (g.gU.data) update_largest_entry<T>(gU, size);
-            if (g.gV.data) update_largest_entry<T>(gV, size);
-            if (g.gS.data) update_largest_entry<T>(gS, size_of_values);
-            size *= root_eps;
-            size_of_values *= root_eps;
-            slope = largest > zero ? size / (largest > zero ? largest : one) : zero;
-            slope = slope > size_of_values ? slope : size_of_values;
-        };
-        const auto least_of_zeros = [&](const LaneView<T>& cotangent, index_t i, index_t j, Vec<T> value) {
-            Vec<T> most{};
-            for (const index_t row : {i, j}) update_largest_entry<T>(cotangent.block(row, 0, 1, cotangent.cols), most);
-            most *= root_eps;
-            const Vec<T> least = most > value * slope ? most : value * slope;
-            return least < size ? least : size;
-        };
-        const auto inverse_of = [&](Vec<T> s) -> Vec<T> {
-            switch (g.policy) {
-                case Degeneracy::lorentz: {
-                    const Vec<T> unit = largest > small ? largest : small, t = s / unit, e = small / unit;
-                    return t / (t * t + e * e) / unit;
-                }
-                case Degeneracy::clamp: return one / (s > small ? s : small);
-                case Degeneracy::nan: return one / s;
-                default: return s > small ? one / (s > small ? s : one) : zero;
-            }
-        };
-        const Vec<T> close = largest * close_gap<T>;
+        close = largest * close_gap<T>;
         M some = S(0, k - 1) < close;
         for (index_t i = 1; i < k; ++i) some |= S(0, i - 1) - S(0, i) < close;
-        const bool discards = g.policy == Degeneracy::mask && any_lane<T>(some);
-        Vec<T> noise[lane_limit], inverse[lane_limit];
+        discards = g.policy == Degeneracy::mask && any_lane<T>(some);
+        has_thresholds = false;
+    }
+
+    // Returns 1 / s by the policy.
+    Vec<T> invert(Vec<T> s) const {
+        switch (g.policy) {
+            case Degeneracy::lorentz: {
+                const Vec<T> unit = largest > small ? largest : small, t = s / unit, e = small / unit;
+                return t / (t * t + e * e) / unit;
+            }
+            case Degeneracy::clamp: return one / (s > small ? s : small);
+            case Degeneracy::nan: return one / s;
+            default: return s > small ? one / (s > small ? s : one) : zero;
+        }
+    }
+
+    // Fills `noise` and `inverse`: what RowData of gesvd_vjp.h says.
+    void measure_rows() {
         for (index_t i = 0; i < k; ++i) {
-            inverse[i] = wide ? inverse_of(S(0, i)) : zero;
+            inverse[i] = wide ? invert(S(0, i)) : zero;
             noise[i] = zero;
             if (!discards) continue;
             Vec<T> noise_v{};
-            if (g.gU.data) update_largest_entry<T>(gU.block(i, 0, 1, m), noise[i]);
+            if (g.gU.data) update_largest_entry<T>(gU.block(i, 0, 1, U.cols), noise[i]);
             if (g.gV.data) update_largest_entry<T>(gV.block(i, 0, 1, n), noise_v);
             noise_v *= rounding_units<T>(double(n));
-            noise[i] = noise[i] * rounding_units<T>(double(m)) + noise_v;
+            noise[i] = noise[i] * rounding_units<T>(double(U.cols)) + noise_v;
             if (!wide) continue;
             M inside = is_only_rounding<Vec<T>>(zero, noise_v, S(0, i), close, g.gS.data ? gS(0, i) : zero);
-            for (index_t c = 0; c < n && any_lane<T>(inside); ++c) {
-                Vec<T> rest = gV(i, c);
-                for (index_t j = 0; j < k; ++j) rest -= Y(i, j) * V(j, c);
-                inside &= absolute<T>(rest) < noise_v;
-            }
+            for (index_t c = 0; c < n && any_lane<T>(inside); ++c) inside &= absolute<T>(find_outside(i, c)) < noise_v;
             inverse[i] = inside ? zero : inverse[i];
         }
+    }
+
+    // Returns entry c of row i of gV - Y V, the part of gV out of the space of V.
+    Vec<T> find_outside(index_t i, index_t c) const {
+        Vec<T> rest = gV(i, c);
+        for (index_t j = 0; j < k; ++j) rest -= Y(i, j) * V(j, c);
+        return rest;
+    }
+
+    // G(i, j) and G(j, i) := what U' G V needs there.
+    void combine_pair(index_t i, index_t j) {
+        const Vec<T> si = S(0, i), sj = S(0, j), gap = si - sj, total = si + sj;
+        const M null = si <= small, tie = gap <= small;
+        const Vec<T> left = g.gU.data ? G(i, j) - G(j, i) : zero, right = g.gV.data ? Y(i, j) - Y(j, i) : zero;
+        Vec<T> F, rest;
+        if (g.policy == Degeneracy::nan) {
+            F = one / gap;
+            rest = zero;
+        } else if (g.policy == Degeneracy::mask) {
+            F = tie ? zero : one / (tie ? one : gap);
+            rest = tie ? half : zero;
+        } else {
+            F = invert(gap);
+            rest = half * (one - F * gap);
+        }
+        const M open = g.policy == Degeneracy::nan ? M{} : null;
+        const Vec<T> scale = open ? zero : one / (open ? one : total);
+        const Vec<T> above = (F * sj - rest) * scale, below = -(F * si + rest) * scale;
+        Vec<T> upper = left * above - right * below, lower = right * above - left * below;
+        if (discards) {
+            // The same rule as in combine_pair of gesvd_vjp.h.
+            const Vec<T> both = noise[i] + noise[j], step = g.gS.data ? gS(0, i) - gS(0, j) : zero;
+            const Vec<T> opposite = g.gS.data ? gS(0, i) + gS(0, j) : zero;
+            const M unturned = tie | is_only_rounding<Vec<T>>(left + right, both, gap, close, step);
+            const M unparted = is_only_rounding<Vec<T>>(left - right, both, total, close, opposite);
+            const Vec<T> turning = unturned ? zero : half * (left + right) * F;
+            const Vec<T> parting = unparted ? zero : half * (left - right) * scale;
+            const M split = (unturned | unparted) & ~null;
+            upper = split ? turning - parting : upper;
+            lower = split ? turning + parting : lower;
+        }
+        if (g.policy != Degeneracy::nan && any_lane<T>(tie)) mark_tie(i, j, tie, null, left, right);
+        if (wide) {
+            upper -= inverse[i] * Y(i, j);
+            lower -= inverse[j] * Y(j, i);
+        }
+        G(i, j) = upper;
+        G(j, i) = lower;
+    }
+
+    // Marks the items whose loss depends on how the vectors of the equal values i and j are turned. `null`: both are zero.
+    void mark_tie(index_t i, index_t j, M tie, M null, Vec<T> left, Vec<T> right) {
+        measure_cotangents();
+        M turned = absolute<T>(left + right) > size;
+        if (any_lane<T>(tie & null)) {
+            M one_side{};
+            if (g.gU.data) one_side |= absolute<T>(left) > find_threshold(gU, i, j);
+            if (g.gV.data) one_side |= absolute<T>(right) > find_threshold(gV, i, j);
+            turned = null ? one_side : turned;
+        }
+        ambiguous |= tie & turned;
+        if (g.gS.data) ambiguous |= tie & (absolute<T>(gS(0, i) - gS(0, j)) > size_of_values);
+    }
+
+    // Marks the items whose loss depends on vectors of zeros out of the space of V.
+    void mark_outside_of_rows() {
+        measure_cotangents();
         for (index_t i = 0; i < k; ++i) {
-            const Vec<T> si = S(0, i), inverse_i = inverse[i];
-            const M null = si <= small;
-            for (index_t j = i + 1; j < k; ++j) {
-                const Vec<T> sj = S(0, j), gap = si - sj, total = si + sj;
-                const M tie = gap <= small;
-                const Vec<T> left = g.gU.data ? G(i, j) - G(j, i) : zero, right = g.gV.data ? Y(i, j) - Y(j, i) : zero;
-                Vec<T> F, rest;
-                if (g.policy == Degeneracy::nan) {
-                    F = one / gap;
-                    rest = zero;
-                } else if (g.policy == Degeneracy::mask) {
-                    F = tie ? zero : one / (tie ? one : gap);
-                    rest = tie ? half : zero;
-                } else {
-                    F = inverse_of(gap);
-                    rest = half * (one - F * gap);
-                }
-                const M open = g.policy == Degeneracy::nan ? M{} : null;
-                const Vec<T> scale = open ? zero : one / (open ? one : total);
-                const Vec<T> above = (F * sj - rest) * scale, below = -(F * si + rest) * scale;
-                Vec<T> upper = left * above - right * below, lower = right * above - left * below;
-                if (discards) {
-                    // The same rule as in combine_pair of gesvd.h.
-                    const Vec<T> both = noise[i] + noise[j], step = g.gS.data ? gS(0, i) - gS(0, j) : zero;
-                    const Vec<T> opposite = g.gS.data ? gS(0, i) + gS(0, j) : zero;
-                    const M unturned = tie | is_only_rounding<Vec<T>>(left + right, both, gap, close, step);
-                    const M unparted = is_only_rounding<Vec<T>>(left - right, both, total, close, opposite);
-                    const Vec<T> turning = unturned ? zero : half * (left + right) * F;
-                    const Vec<T> parting = unparted ? zero : half * (left - right) * scale;
-                    const M split = (unturned | unparted) & ~null;
-                    upper = split ? turning - parting : upper;
-                    lower = split ? turning + parting : lower;
-                }
-                if (g.policy != Degeneracy::nan && any_lane<T>(tie)) {
-                    measure();
-                    M turned = absolute<T>(left + right) > size;
-                    if (any_lane<T>(tie & null)) {
-                        M one_side{};
-                        if (g.gU.data) one_side |= absolute<T>(left) > least_of_zeros(gU, i, j, si);
-                        if (g.gV.data) one_side |= absolute<T>(right) > least_of_zeros(gV, i, j, si);
-                        turned = null ? one_side : turned;
-                    }
-                    ambiguous |= tie & turned;
-                    if (g.gS.data) ambiguous |= tie & (absolute<T>(gS(0, i) - gS(0, j)) > size_of_values);
-                }
-                if (wide) {
-                    upper -= inverse_i * Y(i, j);
-                    lower -= inverse[j] * Y(j, i);
-                }
-                G(i, j) = upper;
-                G(j, i) = lower;
-            }
-            G(i, i) = g.gS.data ? gS(0, i) : zero;
-            if (wide) {
-                G(i, i) -= inverse_i * Y(i, i);
-                for (index_t c = 0; c < n; ++c) inner(i, c) = inverse_i * gV(i, c);
-            }
+            const Vec<T> least = find_threshold(gV, i, i);
+            for (index_t c = 0; c < n; ++c) ambiguous |= (S(0, i) <= small) & (absolute<T>(find_outside(i, c)) > least);
         }
-        if (wide && g.policy != Degeneracy::nan && any_lane<T>(S(0, k - 1) <= small)) {
-            measure();
-            for (index_t i = 0; i < k; ++i) {
-                const Vec<T> least = least_of_zeros(gV, i, i, S(0, i));
-                for (index_t c = 0; c < n; ++c) {
-                    Vec<T> outside = gV(i, c);
-                    for (index_t j = 0; j < k; ++j) outside -= Y(i, j) * V(j, c);
-                    ambiguous |= (S(0, i) <= small) & (absolute<T>(outside) > least);
-                }
-            }
-        }
-        multiply_plain<T>(G, V, wide, inner);
-        multiply_plain<T>(U.t(), inner, false, gA);
-        scatter<T>(gA.data, g.gA, group);
-        for (index_t l = 0; l < group.filled; ++l)
-            if (ambiguous[l]) g.ambiguous[group.begin + l] = 1;
-    });
+    }
+
+    // Sets the thresholds that CotangentThresholds of gesvd_vjp.h describes, when the first tie is met.
+    void measure_cotangents() {
+        if (has_thresholds) return;
+        has_thresholds = true;
+        size = size_of_values = zero;
+        if (g.gU.data) update_largest_entry<T>(gU, size);
+        if (g.gV.data) update_largest_entry<T>(gV, size);
+        if (g.gS.data) update_largest_entry<T>(gS, size_of_values);
+        size *= root_eps;
+        size_of_values *= root_eps;
+        slope = largest > zero ? size / (largest > zero ? largest : one) : zero;
+        slope = slope > size_of_values ? slope : size_of_values;
+    }
+
+    // Returns the threshold for rows i and j of gU or gV, which belong to zeros.
+    Vec<T> find_threshold(const LaneView<T>& cotangent, index_t i, index_t j) const {
+        Vec<T> most{};
+        for (const index_t row : {i, j}) update_largest_entry<T>(cotangent.block(row, 0, 1, cotangent.cols), most);
+        most *= root_eps;
+        const Vec<T> least = most > S(0, i) * slope ? most : S(0, i) * slope;
+        return least < size ? least : size;
+    }
+
+    const Vec<T> zero{}, half = Simd<T>::fill(T(0.5)), one = Simd<T>::fill(T(1));
+    const T root_eps = static_cast<T>(__builtin_sqrt(double(std::numeric_limits<T>::epsilon())));
+    const SvdGradient<T>& g;
+    const index_t k = g.U.rows, n = g.V.cols;
+    const bool wide;
+    Vec<T>* next;  // free memory
+    const LaneView<T> U, V, S, gS, gU, gV, G, Y, inner, gA;
+    // Of the present group:
+    Vec<T> largest, small, close, size, size_of_values, slope;
+    bool discards, has_thresholds;
+    M ambiguous;
+    Vec<T> noise[lane_limit], inverse[lane_limit];
+};
+
+// The gradients of items [begin, end). g.ambiguous is set to 1 where gesvd_types.h says so, and never cleared.
+template <class T>
+void lane_gesvd_vjp(const SvdGradient<T>& g, index_t begin, index_t end, void* scratch) {
+    LaneSvdGradient<T> gradient(g, scratch);
+    for_groups<T>(begin, end, [&](Group<T> group) { gradient.compute(group); });
 }

@@ -86,6 +86,22 @@ void lane_gemm(T alpha, Batch<const T> A, bool symmetrise, Batch<const T> B, T b
     });
 }
 
+// log x of positive normal numbers, x = 2^e m with m between 1/sqrt(2) and sqrt(2): e log 2 + 2 artanh(s), s = (m - 1) / (m + 1). The
+// first term of the series of artanh that is left out is below 2^-55.
+[[gnu::always_inline]] inline Vec<double> take_logarithms(Vec<double> x) {
+    using Bits = LaneMask<double>;
+    constexpr std::int64_t mantissa_bits = 0x000fffffffffffff, one_bits = 0x3ff0000000000000;
+    const Bits bits = reinterpret_cast<Bits>(x);
+    const Vec<double> mantissa = reinterpret_cast<Vec<double>>((bits & mantissa_bits) | one_bits);
+    const Bits large = mantissa > 1.41421356237309504880;
+    const Vec<double> m = large ? 0.5 * mantissa : mantissa;
+    const Vec<double> exponent = __builtin_convertvector((bits >> 52) - 1023 - large, Vec<double>);  // a true comparison is -1
+    const Vec<double> s = (m - 1.0) / (m + 1.0), z = s * s;
+    Vec<double> series = Simd<double>::fill(1.0 / 21);
+    for (int k = 19; k > 1; k -= 2) series = series * z + 1.0 / k;
+    return exponent * 0.69314718055994530942 + (2.0 * s + 2.0 * s * z * series);
+}
+
 // out[item - begin] := sum_i log |a_ii|: mantissas are multiplied, exponents are added, and there is one logarithm per run of
 // entries. NaN for an item with an entry that is zero or not finite, which the caller computes by itself.
 template <class T>
@@ -96,6 +112,7 @@ void lane_sum_logs(Batch<const T> A, double* out, index_t begin, index_t end) {
     constexpr index_t W = S::W;
     constexpr std::int64_t size_bits = 0x7fffffffffffffff, mantissa_bits = 0x000fffffffffffff, one_bits = 0x3ff0000000000000;
     const index_t step = A.row_stride + A.col_stride, n = A.rows;
+    const bool is_contiguous = n == 1 && A.batch_stride == 1;
     for (index_t first = begin; first < end; first += W) {
         const index_t filled = end - first < W ? end - first : W;
         const T* item[W];
@@ -108,7 +125,11 @@ void lane_sum_logs(Batch<const T> A, double* out, index_t begin, index_t end) {
             const index_t to = n - from < plan::log_run ? n : from + plan::log_run;
             for (index_t i = from; i < to; ++i) {
                 Row x;
-                for (index_t l = 0; l < W; ++l) x[l] = static_cast<double>(item[l][i * step]);
+                if (is_contiguous && filled == W)
+                    x = __builtin_convertvector(Simd<T, W * sizeof(T)>::load(item[0]), Row);
+                else
+#pragma GCC unroll 16
+                    for (index_t l = 0; l < W; ++l) x[l] = static_cast<double>(item[l][i * step]);
                 const Bits bits = reinterpret_cast<Bits>(x) & size_bits, exponent = bits >> 52;
                 odd |= (exponent == 0) | (exponent == 2047);
                 const Row mantissa = reinterpret_cast<Row>((bits & mantissa_bits) | one_bits);
@@ -117,8 +138,12 @@ void lane_sum_logs(Batch<const T> A, double* out, index_t begin, index_t end) {
                 product *= large ? 0.5 * mantissa : mantissa;
                 exponents += exponent - 1023 - large;  // A true comparison is -1.
             }
-            for (index_t l = 0; l < W; ++l) sums[l] += __builtin_log(product[l]) + double(exponents[l]) * 0.69314718055994530942;
+            sums += take_logarithms(product) + __builtin_convertvector(exponents, Row) * 0.69314718055994530942;
         }
-        for (index_t l = 0; l < filled; ++l) out[first - begin + l] = odd[l] ? std::numeric_limits<double>::quiet_NaN() : sums[l];
+        sums = odd != 0 ? S::fill(std::numeric_limits<double>::quiet_NaN()) : sums;
+        if (filled == W)
+            S::store(out + (first - begin), sums);
+        else
+            for (index_t l = 0; l < filled; ++l) out[first - begin + l] = sums[l];
     }
 }

@@ -41,8 +41,17 @@ void gather(const Batch<const T>& batch, Group<T> group, Vec<T>* buffer) {
 #pragma GCC unroll 16
         for (int l = 0; l < W; ++l) buffer[e + l] = x[l];
     }
-    for (; e < size; ++e)
-        for (index_t l = 0; l < W; ++l) buffer[e][l] = item[l][e];
+    if (size == 1 && batch.batch_stride == 1 && group.filled == W) {
+        buffer[0] = S::load(item[0]);
+        return;
+    }
+    for (; e < size; ++e) {
+        // Collected in a register: numbers stored one by one cannot be read back as a vector before all of them are in the cache.
+        Vec<T> x;
+#pragma GCC unroll 16
+        for (int l = 0; l < W; ++l) x[l] = item[l][e];
+        buffer[e] = x;
+    }
 }
 
 template <class T>
@@ -67,6 +76,7 @@ void scatter(const Vec<T>* buffer, const Batch<T>& batch, Group<T> group) {
         else
             for (index_t l = 0; l < group.filled; ++l) S::store(item + l * batch.batch_stride + e, x[l]);
     }
+    if (size == 1 && batch.batch_stride == 1 && group.filled == W) return S::store(item, buffer[0]);
     for (; e < size; ++e)
         for (index_t l = 0; l < group.filled; ++l) item[l * batch.batch_stride + e] = buffer[e][l];
 }

@@ -102,7 +102,7 @@ struct ReverseBlocks {
         for (int r = 0; r < B; ++r) S8::store(block.at(r, 0), rows[r]);
     }
 
-    // Whether the matrix can be used in place: rows of a large matrix are so far apart that they share cache sets.
+    // Whether the matrix can be used in place. A large matrix cannot: its rows are so far apart that they evict each other from the cache.
     static bool is_direct(View<const T> A) {
         constexpr index_t farthest = in_place_row_bytes / sizeof(T);
         return A.col_stride == 1 && A.row_stride > 0 && A.row_stride <= farthest && A.rows % B == 0;

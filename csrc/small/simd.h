@@ -131,3 +131,59 @@ inline void unpack(const T* src, index_t lds, View<T> dst) {
     for (index_t i = 0; i < dst.rows; ++i)
         for (index_t j = 0; j < dst.cols; ++j) dst(i, j) = src[i * lds + j];
 }
+
+// Which entries of two matrices are close, as torch.isclose decides it.
+//
+// The rounding of every step is torch's, which computes them one by one: nothing here may be contracted to a fused multiply-add, and the
+// absolute value between product and sum prevents it.
+template <class T>
+struct Closeness {
+    using S = Simd<T>;
+    T rtol, atol;
+
+    // In lane l: -1 where |a - b| <= atol + |rtol b| and the left side is finite, or where a = b; else 0.
+    [[gnu::always_inline]] typename S::Mask compare(typename S::Vec a, typename S::Vec b) const {
+        const typename S::Vec difference = magnitude(a - b), allowed = atol + magnitude(rtol * b);
+        return (a == b) | ((difference <= allowed) & (difference <= S::fill(std::numeric_limits<T>::max())));
+    }
+
+    [[gnu::always_inline]] bool compare_one(T a, T b) const {
+        const T difference = __builtin_fabs(a - b), allowed = atol + T(__builtin_fabs(rtol * b));
+        return (a == b) | ((difference <= allowed) & (difference <= std::numeric_limits<T>::max()));
+    }
+
+    [[gnu::always_inline]] void compare_to(typename S::Vec a, typename S::Vec b, bool* close) const {
+        typedef signed char Bytes __attribute__((vector_size(S::W)));
+        const Bytes bytes = __builtin_convertvector(compare(a, b), Bytes) & 1;
+        __builtin_memcpy(close, &bytes, S::W);
+    }
+
+  private:
+    [[gnu::always_inline]] static typename S::Vec magnitude(typename S::Vec x) { return x < 0 ? -x : x; }
+};
+
+// close (contiguous) := |A - B| <= atol + |rtol B| where that is finite, or A = B. A is stored by rows; full tiles of a B that is stored by
+// columns are transposed in registers.
+template <class T>
+void compare_close(View<const T> A, View<const T> B, T rtol, T atol, bool* close) {
+    using S = Simd<T>;
+    constexpr index_t W = S::W;
+    const Closeness<T> closeness{rtol, atol};
+    const index_t rows = A.rows, cols = A.cols;
+    const bool by_rows = B.col_stride == 1, by_columns = !by_rows && B.row_stride == 1;
+    const index_t tiled_rows = by_rows ? rows : by_columns ? rows / W * W : 0, tiled_cols = by_rows || by_columns ? cols / W * W : 0;
+    for (index_t i = 0; i < tiled_rows; i += by_rows ? 1 : W) {
+        for (index_t j = 0; j < tiled_cols; j += W) {
+            if (by_rows) {
+                closeness.compare_to(S::load(A.at(i, j)), S::load(B.at(i, j)), close + i * cols + j);
+                continue;
+            }
+            typename S::Vec tile[W];
+            for (index_t l = 0; l < W; ++l) tile[l] = S::load(B.at(i, j + l));
+            S::transpose(tile);
+            for (index_t l = 0; l < W; ++l) closeness.compare_to(S::load(A.at(i + l, j)), tile[l], close + (i + l) * cols + j);
+        }
+    }
+    for (index_t i = 0; i < rows; ++i)
+        for (index_t j = i < tiled_rows ? tiled_cols : 0; j < cols; ++j) close[i * cols + j] = closeness.compare_one(A(i, j), B(i, j));
+}

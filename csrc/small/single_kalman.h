@@ -320,8 +320,8 @@ class SingleSeries {
         for (index_t i = 0; i < n; ++i) m[i] += c[i];
     }
 
-    // `inverse` := the Cholesky factor of H, unless a pivot is below that part of its entry of H: returns that direction, else -1. Then
-    // the diagonal of the factor is in that of G.
+    // `inverse` := the Cholesky factor of H. Returns -1, or the first direction whose pivot is less than `part` of its entry of H.
+    // On success the diagonal of G becomes that of the factor.
     index_t factor_information(double part) {
         for (index_t i = 1; i < q; ++i)
             for (index_t j = 1; j <= i; ++j) {

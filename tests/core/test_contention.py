@@ -164,7 +164,7 @@ def groups(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(
     ("quota", "expected"),
-    [("max 100000", 0), ("100000 100000", 1), ("250000 100000", 2), ("50000 100000", 1), ("broken", 0)],
+    [("max 100000", 0), ("100000 100000", 1), ("250000 100000", 3), ("50000 100000", 1), ("broken", 0)],
 )
 def test_quota_of_version_2(groups: tuple[Path, Path], quota: str, expected: int) -> None:
     names, mount = groups

@@ -189,6 +189,10 @@ BY_COLUMNS = {
     "solve_triangular_by_columns",
     "solve_triangular_vjp",
     "status_of_success",
+    # tests/accelerate/test_recorded_qr.py and test_recorded_lu.py
+    "qr_by_columns",
+    "qr_vjp",
+    "lu_factor_vjp",
 }
 
 
@@ -416,6 +420,22 @@ def test_what_cannot_be_read_is_left_alone(name: str) -> None:
     ]
     for i, change in enumerate(others):
         assert take(change) is None, i
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        torch._efficientzerotensor((21,), dtype=torch.int64),
+        torch._efficientzerotensor((24,), dtype=torch.int64)[3:],
+        torch._neg_view(-(torch.arange(21) % 3)),
+    ],
+    ids=["zeros", "a view of zeros", "negated"],
+)
+def test_labels_that_cannot_be_read_are_left_alone(labels: Tensor) -> None:
+    shortcut = _kernels._CPU["lda_shortcut"]
+    X = general(21, 5)
+    assert shortcut(X, labels, None, 0.0) is None
+    assert shortcut(X, torch.arange(21) % 3, None, 0.0) is not None
 
 
 def test_tensors_that_are_still_wrapped_are_left_alone_at_once() -> None:

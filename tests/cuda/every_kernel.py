@@ -210,6 +210,7 @@ def run_medium_eigenvalues(draw: Draw) -> None:
     A = draw.positive_definite(2, 66)
     pull_back(lapgrad.syevd(A, lower=False), A)
     pull_back(lapgrad.syevd(A, vectors=False), A)
+    lapgrad.syevd(draw.positive_definite(40).detach())  # one small matrix
 
 
 def run_singular_values(draw: Draw) -> None:

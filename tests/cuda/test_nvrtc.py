@@ -155,6 +155,7 @@ def launch_syevd(n: int, dtype: torch.dtype) -> None:
     codes = torch.zeros(2, dtype=torch.int32)
     _launch.launch(*_symmetric.plan_reading(A, A, True, codes, None))
     _launch.launch(*_symmetric.plan_finishing(A, values, codes, codes, None))
+    _launch.launch(*_symmetric.plan_check(A[0], None))
     if n > _thresholds.SYEVD_SMALL:
         return
     for U in (A.clone(), None):

@@ -111,7 +111,7 @@ def test_dependent_columns_are_named() -> None:
     assert caught.value.item == (1,)
     assert cca(X, Y, regularisation=0.1).correlations.isfinite().all()
     X[0, 0, 0] = torch.nan
-    with pytest.raises(lapgrad.NonFiniteError):
+    with pytest.raises(lapgrad.NonFiniteError, match=r"cca: the covariance of X \(batch item \(0,\)\)"):
         cca(X, Y, regularisation=0.1)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +15,7 @@ from device import DEVICE, KERNELS
 from samples import OPERATORS, OperatorCase, Sample, join_results
 from tolerances import assert_all_close
 from torch import Tensor, func
+from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -255,6 +258,26 @@ def test_no_grad(case: OperatorCase) -> None:
     assert not result.requires_grad
     result += sample.args[0].sum()  # a view made under no_grad could not be changed with gradients on
     assert result.requires_grad
+
+
+@pytest.mark.cpu
+def test_graphs_are_freed_with_their_results(case: OperatorCase) -> None:
+    """No cycle of references keeps operands and results until a garbage collection."""
+    of_nothing = [sample for sample in case.samples() if not any(arg.numel() for arg in sample.args)]
+    for sample in (case.small(), *of_nothing):
+        leaves = make_leaves(sample)
+        kept = weakref.ref(leaves[0])
+        gc.collect()
+        gc.disable()
+        try:
+            with forward_ad.dual_level():  # calls with tangents keep more
+                results = compute_first_result(case, case.fn, sample)(*leaves)
+            if results.requires_grad:
+                torch.autograd.grad(results.sum(), leaves, create_graph=True, allow_unused=True)
+            del leaves, results
+            assert kept() is None, sample.id
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("kind", ["expanded", "transposed", "zero", "negative bit"])

@@ -82,6 +82,13 @@ def test_dtype(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
         case.fn(*args, **case.small().kwargs)
 
 
+@pytest.mark.cpu
+def test_half_precision_on_the_meta_device() -> None:
+    """torch does not know autocast there, and raises an error if it is asked."""
+    with pytest.raises(lapgrad.DTypeError, match="supported are float32 and float64"):
+        lapgrad.potrf(torch.eye(3, dtype=torch.float16, device="meta"))
+
+
 @pytest.mark.parametrize("value", [[[1.0]], 1.0, None, "A"], ids=repr)
 @pytest.mark.parametrize(("case", "position"), EACH_OPERAND)
 def test_not_a_tensor(case: OperatorCase, position: int, value: Any) -> None:

@@ -96,6 +96,16 @@ def test_compile_every_flag(case: OperatorCase) -> None:
         assert_all_close((result.detach(), *gradients), compute_value_and_gradients(theirs, sample.args))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_jit_trace(case: OperatorCase) -> None:
+    """The older tracer records the operator, not the result for the example."""
+    sample = case.small()
+    ours, theirs = make_both_functions(case, sample)
+    traced = torch.jit.trace(ours, sample.args, check_trace=False)
+    others = tuple(1.25 * arg for arg in sample.args)
+    assert_all_close(traced(*others), theirs(*others))
+
+
 def make_operands(case: OperatorCase, n: int) -> tuple[Tensor, ...]:
     """Return operands of order n: square matrices, vectors of length n, packed triangles of order n."""
     if case.name == "makediag":

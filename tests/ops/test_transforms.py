@@ -117,6 +117,9 @@ UNBATCHED: dict[str, Callable[[Function, tuple[Tensor, ...]], Any]] = {
         make_forward_slope(make_reverse_slope(loss(f), 1), 2), 3
     )(*x),
     "functionalize": lambda f, x: func.functionalize(f)(*x),
+    "derivative by cotangents that are zero": lambda f, x: torch.autograd.functional.jvp(
+        f, x, make_directions(x)
+    )[1],
 }
 
 #: Of operands with one leading dimension.

@@ -97,9 +97,9 @@ def test_sparse_tensors_are_refused_in_a_sentence(name: str, layout: torch.layou
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_no_tensor_is_named(name: str) -> None:
-    values: list[object] = [[[1.0]], None]
-    if name != "GPRegression":  # models take arrays
-        values.append(torch.eye(3).numpy())
+    values: list[object] = [None, {1.0}]
+    if name != "GPRegression":  # models take arrays and lists
+        values += [torch.eye(3).numpy(), [[1.0]]]
     for value in values:
         with pytest.raises(lapgrad.DTypeError, match=rf"{name}: . must be a torch.Tensor, got"):
             CALLS[name](value)  # type: ignore[arg-type]

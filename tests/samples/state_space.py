@@ -50,7 +50,7 @@ def kalman_nll(
         W = torch.linalg.solve_triangular(L, at(B, t) @ P, upper=False)
         half_logdet = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         s = s + half_logdet + 0.5 * p * math.log(2 * math.pi)
-        innovations.append(z)
+        innovations.append(z.expand(*batch, *z.shape[-2:]))
         m, P = m + W.mT @ z, P - W.mT @ W
         m, P = at(A, t) @ m + state_offset * first, at(A, t) @ P @ at(A, t).mT + at(Q, t)
     if not times:

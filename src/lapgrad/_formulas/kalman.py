@@ -7,6 +7,7 @@ where all series share an operand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,8 +18,7 @@ class Model(NamedTuple):
     """y (N, T, p); A, Q (N, T, n, n); B (N, T, p, n); R (N, T, p, p); c (N, T, n); m (N, n); P (N, n, n).
 
     N and T may be 1 in all but y: one for all series, one for all times. m may be (N, n, 1 + d): the mean,
-    and
-    d directions in which the prior is flat.
+    and d directions in which the prior is flat.
     """
 
     y: Tensor
@@ -107,12 +107,12 @@ def predict(model: Model, t: int, seen: FilterStep, going_on: Tensor) -> tuple[T
 class FlatPrior(NamedTuple):
     """The term of the value for flat directions, from G = sum v^T u = [[g00, g^T], [g, H]] (de Jong).
 
-    All have the dtype of the filter, except for the value, which has the dtype of G.
+    All have the dtype of the filter, except for the value, which has that of the computation.
 
     Attributes:
         value: (g00 - g^T H^-1 g + log det H) / 2, (N,).
         W: Twice its derivative by G: z z^T + [[0, 0], [0, H^-1]], z = [1, -H^-1 g].
-        info: As of cholesky_ex for H; 0 where H is positive definite beyond rounding errors.
+        info: The first direction, from 1 on, that the data do not determine beyond rounding errors; 0: none.
     """
 
     value: Tensor
@@ -120,35 +120,41 @@ class FlatPrior(NamedTuple):
     info: Tensor
 
 
-def measure_information(seen: FilterStep) -> Tensor:
-    """v^T u = z^T z, (N, 1 + d, 1 + d), in float64, where products of float32 numbers are exact.
+def integrate_out_flat(innovations: Sequence[Tensor], m: Tensor) -> FlatPrior:
+    """Integrates over the coordinates of the flat directions.
 
-    Where the data hardly determine the flat directions, the columns of z are nearly dependent. Rounding z
-    costs their condition number, but rounding products of it, from which H is made, would cost its square.
+    With Z the rows z = L^-1 v of all steps, G = Z^T Z. Where the data hardly determine the directions, the
+    columns of Z are nearly dependent: rounding Z costs their condition number, but rounding H would cost its
+    square. So H = R^T R comes from Z = Q R, in float64.
+
+    Args:
+        innovations: z of each step, (N, p, 1 + d).
+        m: Columns of the first mean, (N, n, 1 + d).
     """
-    wide = seen.z.dtype if seen.z.device.type == "mps" else torch.float64  # those have no float64
-    z = seen.z.to(wide)
-    return z.mT @ z
-
-
-def integrate_out_flat(G: Tensor, dtype: torch.dtype) -> FlatPrior:
-    """Integrates over the coordinates of the flat directions, given G (N, 1 + d, 1 + d).
-
-    ``dtype`` is that of the filter: G is as precise as that.
-    """
-    H = G[:, 1:, 1:]
-    L, info = torch.linalg.cholesky_ex(H)
-    smallest = 8 * G.shape[-1] * torch.finfo(dtype).eps * H.diagonal(dim1=-2, dim2=-1)
-    vague = L.diagonal(dim1=-2, dim2=-1).square() <= smallest
-    if L.shape[-1]:
-        info = torch.where((info == 0) & vague.any(-1), vague.to(torch.int32).argmax(-1).int() + 1, info)
-    g = G[:, 1:, :1]
-    best = -_solve(L, g)
-    value = 0.5 * (G[:, 0, 0] + (g * best).sum((-2, -1))) + L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    Z = torch.cat([m.new_zeros(m.shape[0], 0, m.shape[-1]), *innovations], -2)
+    Z = Z if Z.device.type == "mps" else Z.double()  # those have no float64
+    data, flat = Z[..., :1], Z[..., 1:]
+    directions = flat.shape[-1]
+    if directions == 0:
+        nothing = torch.zeros(Z.shape[0], dtype=torch.int32, device=Z.device)
+        return FlatPrior(0.5 * data.square().sum((-2, -1)), torch.ones_like(m[:, :1, :1]), nothing)
+    # Rows of zeros, so that there are as many as columns.
+    flat, data = (
+        torch.nn.functional.pad(part, (0, 0, 0, max(0, directions - Z.shape[-2]))) for part in (flat, data)
+    )
+    Q, R = torch.linalg.qr(flat)
+    along = Q.mT @ data
+    pivots = R.diagonal(dim1=-2, dim2=-1).abs()
+    smallest = 8 * Z.shape[-1] * torch.finfo(m.dtype).eps * flat.square().sum(-2)
+    vague = pivots.square() <= smallest
+    info = torch.where(vague.any(-1), vague.to(torch.int32).argmax(-1).int() + 1, 0)
+    value = 0.5 * (data - Q @ along).square().sum((-2, -1)) + pivots.log().sum(-1)
+    best = -torch.linalg.solve_triangular(R, along, upper=True)
     z = torch.nn.functional.pad(best, (0, 0, 1, 0), value=1.0)
-    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
-    W = z @ z.mT + torch.nn.functional.pad(_solve(L, identity), (1, 0, 1, 0))
-    return FlatPrior(value, W.to(dtype), info)
+    identity = torch.eye(directions, dtype=R.dtype, device=R.device).expand(R.shape)
+    inverse = torch.linalg.solve_triangular(R, identity, upper=True)
+    W = z @ z.mT + torch.nn.functional.pad(inverse @ inverse.mT, (1, 0, 1, 0))
+    return FlatPrior(value, W.to(m.dtype), info)
 
 
 def compute_step_vjp(
@@ -198,15 +204,13 @@ def compute_vjp(model: Model, gs: Tensor) -> dict[str, Tensor]:
     """The gradient of the sum of gs times the value of each series, in the shapes of the model."""
     series, times, _ = model.y.shape
     m, P = (X.expand(series, *X.shape[1:]) for X in model.get_first_moments())
-    G = m.new_zeros(series, m.shape[-1], m.shape[-1])
     steps: list[tuple[Tensor, Tensor, FilterStep]] = []
     going_on = find_continuing_steps(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         steps.append((m, P, seen))
-        G = G + measure_information(seen)
         m, P = predict(model, t, seen, going_on)
-    W = integrate_out_flat(G, m.dtype).W
+    W = integrate_out_flat([seen.z for _, _, seen in steps], m).W
     gm, gP = torch.zeros_like(m), torch.zeros_like(P)
     found: dict[str, list[Tensor]] = {name: [] for name in ("y", "A", "B", "Q", "R", "c")}
     for t in reversed(range(times)):

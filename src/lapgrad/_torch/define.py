@@ -281,7 +281,8 @@ def _make_recording_function(name: str, kernel: Callable[..., Any], formulas: Fo
         # The plain eager path calls the kernel itself, and has no tangents.
         forward_mode = compute is not kernel
         save(ctx, needs, arguments, result, forward_mode)
-        ctx.results_of_nothing = result if forward_mode and _layout.are_empty(arguments[:operands]) else None
+        is_of_nothing = forward_mode and _layout.are_empty(arguments[:operands])
+        ctx.results_of_nothing = _layout.detach_results(result) if is_of_nothing else None
         return result
 
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -463,22 +464,9 @@ def _register(
         _LIBRARY.impl(name, without_recording, device)
     _torch_private.register_fake(_LIBRARY, name, fake)
     # This key serves all backends without a kernel of their own, among them sparse layouts on every device.
-    _LIBRARY.impl(name, _make_refusal_of_sparse(name), "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, _layout.make_refusal_of_sparse(name), "CompositeExplicitAutograd")
     torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
     return dispatched
-
-
-def _make_refusal_of_sparse(name: str) -> Callable[..., Any]:
-    """Return a kernel that raises an error, for tensors without another kernel; dense ones never reach it."""
-
-    def refuse(*arguments: Any) -> Any:
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        for tensor in tensors:
-            if tensor.layout is not torch.strided:
-                raise _errors.sparse_tensor(name, tensor.layout)
-        raise NotImplementedError(f"{name}: there is no kernel for {', '.join(t.type() for t in tensors)}.")
-
-    return refuse
 
 
 def _make_copying_overwrite(

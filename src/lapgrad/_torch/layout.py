@@ -6,7 +6,7 @@ only after a comparison has failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 
 from lapgrad import _errors, _exceptions
 from lapgrad._errors import LARGEST_DIMENSION
+from lapgrad._torch.pages import use_huge_pages
 
 _FLOATS = frozenset((torch.float32, torch.float64))
 _HALVES = frozenset((torch.float16, torch.bfloat16))
@@ -81,9 +82,24 @@ def _check_float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         if value.dtype in _FLOATS:
             return value
-        if value.dtype in _HALVES and torch.is_autocast_enabled(value.device.type):
+        # torch raises an error if it is asked about autocast on the device "meta".
+        of_device = value.device.type
+        if value.dtype in _HALVES and of_device != "meta" and torch.is_autocast_enabled(of_device):
             return value.float()
     raise _errors.wrong_dtype(operator, argument, value)
+
+
+def make_refusal_of_sparse(name: str) -> Callable[..., Any]:
+    """Return a kernel that raises an error, for tensors without another kernel; dense ones never reach it."""
+
+    def refuse(*arguments: Any) -> Any:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                raise _errors.sparse_tensor(name, tensor.layout)
+        raise NotImplementedError(f"{name}: there is no kernel for {', '.join(t.type() for t in tensors)}.")
+
+    return refuse
 
 
 def check_same_kind(operator: str, **tensors: Tensor) -> None:
@@ -96,10 +112,26 @@ def check_same_kind(operator: str, **tensors: Tensor) -> None:
             raise _errors.mixed_devices(operator, tensors)
 
 
+def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
+    """The shape that all shapes broadcast to; raises RuntimeError if there is none.
+
+    The first call of torch's function imports sympy, which takes half a second.
+    """
+    if is_compiling() or any(type(size) is not int for shape in shapes for size in shape):
+        return torch.broadcast_shapes(*shapes)  # some sizes may be symbols
+    found = [1] * max(map(len, shapes), default=0)
+    for shape in shapes:
+        for place, size in enumerate(reversed(shape), 1):
+            if size != 1 and found[-place] not in (1, size):
+                raise RuntimeError(f"the shapes {', '.join(map(str, map(tuple, shapes)))} do not broadcast")
+            found[-place] = size if size != 1 else found[-place]
+    return torch.Size(found)
+
+
 def broadcast_batch(operator: str, **tensors: Tensor) -> Sequence[int]:
     """The leading dimensions of all arguments, broadcast against each other; raises if that is impossible."""
     try:
-        return torch.broadcast_shapes(*[tensor.shape[:-2] for tensor in tensors.values()])
+        return broadcast_shapes(*[tensor.shape[:-2] for tensor in tensors.values()])
     except RuntimeError:
         raise _errors.shapes_do_not_fit(
             operator, tensors, "the leading (batch) dimensions must broadcast against each other"
@@ -120,13 +152,13 @@ def allocate_like(like: Tensor) -> Tensor:
     """An uninitialised contiguous tensor with the shape of ``like``, never a view."""
     # Naming the memory format costs a quarter of a microsecond: only where it matters.
     if like.is_contiguous():
-        return torch.empty_like(like)
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
+        return use_huge_pages(torch.empty_like(like))
+    return use_huge_pages(torch.empty_like(like, memory_format=torch.contiguous_format))
 
 
 def allocate_matrix(like: Tensor, rows: int, columns: int) -> Tensor:
     """An uninitialised contiguous tensor (*batch of ``like``, rows, columns)."""
-    return like.new_empty((*like.shape[:-2], rows, columns))
+    return use_huge_pages(like.new_empty((*like.shape[:-2], rows, columns)))
 
 
 def may_overlap(A: Tensor, B: Tensor) -> bool:
@@ -164,6 +196,11 @@ def are_empty(operands: Sequence[Tensor]) -> bool:
     """Whether no operand has an element; sizes that a tracer does not know count as positive."""
     sizes = [operand.numel() for operand in operands]
     return all(type(size) is int and size == 0 for size in sizes)
+
+
+def detach_results(results: Any) -> Any:
+    """Return the results without history: the context of that history can keep them without a cycle."""
+    return results.detach() if isinstance(results, Tensor) else tuple([result.detach() for result in results])
 
 
 def make_zero_tangents(results: Any, constant_results: tuple[int, ...]) -> Any:

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lapgrad._torch.layout import broadcast_shapes
+
 #: getrf works without blocks, and so without threads, up to the size of one block. The smallest block of
 #: LAPACK is 32; with MKL the fault was seen from order 129 on.
 LARGEST_UNBLOCKED_ORDER = 32
@@ -76,7 +78,7 @@ def logdet(A: Tensor) -> Tensor:
 def _call_by_item(function: Callable[..., Any], *operands: Tensor) -> Any:
     """Returns ``function(*operands)``, computed matrix by matrix where a batch could meet the fault."""
     A = operands[0]
-    batch = torch.broadcast_shapes(*(operand.shape[:-2] for operand in operands))
+    batch = broadcast_shapes(*(operand.shape[:-2] for operand in operands))
     items = math.prod(batch)
     if (
         items <= 1

@@ -35,6 +35,7 @@ try:
     _older_vmap_active = functools.partial(
         _C._dispatch_tls_is_dispatch_key_included, _C._dispatch_key_parse("VmapMode")
     )
+    _is_tracing = _C._is_tracing
     _is_wrapper_or_sparse = _C._dispatch_isTensorSubclassLike
     _below_autograd_keys = _C._after_autograd_keyset
     _BelowAutograd = _C._AutoDispatchBelowAutograd
@@ -133,12 +134,14 @@ def find_names_for_shortcuts() -> dict[str, Any] | None:
         "count_dispatch_modes": _dispatch_modes,
         "count_function_modes": _function_modes,
         "is_older_vmap_active": _older_vmap_active,
+        "is_tracing": _is_tracing,
         "is_wrapper_or_sparse": _is_wrapper_or_sparse,
         "forward_ad_names": vars(forward_ad),
         "is_grad_enabled": torch.is_grad_enabled,
         "empty_like": torch.empty_like,
         "whole_number": torch.empty((), dtype=torch.int32, device="cpu"),
         "functions": _find_functions_of_torch(),
+        "readers": _find_readers(),
     }
 
 
@@ -153,29 +156,26 @@ _FUNCTIONS_OF_TORCH = {
     "is_recording": "_ZN3c108GradMode10is_enabledEv",
     "is_key_included": "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 }
-#: Dispatch keys that are there while a transform of torch.func, or the older vmap, is active.
+#: Dispatch keys that are there while a transform of torch.func, the older vmap, or torch.jit.trace is active.
 _KEYS_OF_TRANSFORMS = {
     "front_key": "FuncTorchDynamicLayerFrontMode",
     "back_key": "FuncTorchDynamicLayerBackMode",
     "vmap_key": "VmapMode",
+    "trace_key": "Tracer",
 }
 
 
 def _find_functions_of_torch() -> dict[str, int]:
     """Addresses of C functions, and numbers of keys, for csrc/bind/tensor.cpp; {} if any is not found."""
+    found = {name: find_function(symbol) for name, symbol in _FUNCTIONS_OF_TORCH.items()}
     try:
-        library = ctypes.CDLL(_C.__file__)
-        addresses = {
-            name: ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
-            for name, symbol in _FUNCTIONS_OF_TORCH.items()
-        }
         # torch's stubs do not say that a key is a number.
         parse: Callable[[str], Any] = _C._dispatch_key_parse
-        keys = {name: int(parse(key)) for name, key in _KEYS_OF_TRANSFORMS.items()}
-    except (OSError, AttributeError, RuntimeError, TypeError):
+        found.update({name: int(parse(key)) for name, key in _KEYS_OF_TRANSFORMS.items()})
+    except (AttributeError, RuntimeError, TypeError):
         return {}
-    found = {name: value for name, value in (addresses | keys).items() if value is not None}
-    return found if len(found) == len(addresses) + len(keys) else {}
+    addresses = {name: value for name, value in found.items() if value is not None}
+    return addresses if len(addresses) == len(found) else {}
 
 
 @functools.cache
@@ -198,6 +198,7 @@ _FUNCTIONS_FOR_CALLS = {
     "delete_tensor": _FUNCTIONS_OF_TORCH["delete_tensor"],
     "begin_exclusion": "_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE",
     "end_exclusion": "_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev",
+    "translate": "_ZN5torch29translate_exception_to_pythonERKNSt15__exception_ptr13exception_ptrE",
 }
 
 #: The keys under which torch records gradients and tracks views: its kernels run without them.
@@ -224,16 +225,43 @@ def find_names_for_calls() -> dict[str, Any] | None:
     tensor = torch.empty((), device="cpu")
     found: dict[str, Any] = {name: find_function(symbol) for name, symbol in _FUNCTIONS_FOR_CALLS.items()}
     keys: list[Any] = [getattr(_C.DispatchKey, name, None) for name in _KEYS_OF_AUTOGRAD]
-    data = getattr(tensor, "_cdata", None)
-    if None in (*found.values(), *keys, data) or not hasattr(_C.DispatchKeySet, "raw_repr"):
+    if None in (*found.values(), *keys) or not hasattr(_C.DispatchKeySet, "raw_repr"):
         return None
+    layout = _describe_layout(tensor)
     excluded = functools.reduce(lambda all_keys, key: all_keys | _C.DispatchKeySet(key).raw_repr(), keys, 0)
-    return found | {
-        "excluded": excluded,
-        "tensor": tensor,
-        "data_of_tensor": data,
-        "size_of_tensor": Tensor.__basicsize__,
+    return found | {"excluded": excluded} | layout if layout else None
+
+
+#: What csrc/bind/tensor.cpp asks of the data of a tensor, by the name in a library.
+_READERS = {
+    "requires_gradient": "_ZNK3c1010TensorImpl13requires_gradEv",
+    "is_negated": "_ZN2at6native6is_negERKNS_6TensorE",
+}
+
+
+def _find_readers() -> dict[str, Any]:
+    """Functions that read a tensor's data, and tensors to test them on; {} if torch lacks one.
+
+    torch's Python methods for the same take a twentieth of a microsecond each.
+    """
+    found: dict[str, Any] = {name: find_function(symbol) for name, symbol in _READERS.items()}
+    if not may_call_by_address() or None in found.values() or not hasattr(torch, "_neg_view"):
+        return {}
+    tensor = torch.zeros((), device="cpu")
+    layout = _describe_layout(tensor)
+    others = {
+        "tracked": torch.zeros((), device="cpu", requires_grad=True),
+        "negated": torch._neg_view(tensor),
     }
+    return found | layout | others if layout else {}
+
+
+def _describe_layout(tensor: Tensor) -> dict[str, Any]:
+    """What tells the core where a Python object of a tensor has the address of its data; {} if unknown."""
+    data = getattr(tensor, "_cdata", None)
+    if data is None:
+        return {}
+    return {"tensor": tensor, "data_of_tensor": data, "size_of_tensor": Tensor.__basicsize__}
 
 
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any]) -> None:
@@ -256,7 +284,8 @@ class BackendKeys(NamedTuple):
         autograd: Name of the key that records gradients.
         backend: Name of the key that computes.
         plain: The keys, as an integer, that a call with ordinary tensors outside of transforms and modes has
-        at the Autograd key. keyset: The backend key alone: what a kernel of torch is called with.
+            at the Autograd key.
+        keyset: The backend key alone: what a kernel of torch is called with.
         plain_keyset: ``plain`` as a set of keys.
     """
 
@@ -354,6 +383,7 @@ if AVAILABLE:
         """
         if (
             is_compiling()
+            or _is_tracing()
             or _functorch_active()
             or _dispatch_modes()
             or (_function_modes() and _has_relevant_function_mode())

@@ -59,6 +59,7 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
         forward n^3/3, backward 2 n^3/3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
         tensor([[2., 0.],
@@ -101,6 +102,7 @@ def cholesky_ex(
         forward n^3/3, backward 2 n^3/3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.cholesky_ex(torch.tensor([[1.0, 3.0], [3.0, 1.0]])).info
         tensor(2, dtype=torch.int32)
@@ -138,6 +140,7 @@ def eigh(A: Tensor, UPLO: str = "L", *, out: tuple[Tensor, Tensor] | None = None
         forward about 9 n^3, backward 5 n^3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]])).eigenvalues
         tensor([1., 3.])
@@ -179,6 +182,7 @@ def eigvalsh(A: Tensor, UPLO: str = "L", *, out: Tensor | None = None) -> Tensor
         forward 4/3 n^3, or 9 n^3 where a gradient is recorded, backward n^3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.eigvalsh(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
         tensor([1., 3.])
@@ -227,6 +231,7 @@ def svd(
         forward about 21 n^3, backward 11 n^3 flops for a square matrix.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.svd(torch.tensor([[3.0, 0.0], [0.0, 4.0]])).S
         tensor([4., 3.])
@@ -266,6 +271,7 @@ def svdvals(A: Tensor, *, driver: str | None = None, out: Tensor | None = None) 
         forward 8/3 n^3, or 21 n^3 where a gradient is recorded, backward 2 n^3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.svdvals(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
         tensor([4., 3.])
@@ -306,6 +312,7 @@ def qr(A: Tensor, mode: str = "reduced", *, out: tuple[Tensor, Tensor] | None = 
         forward 4 m n^2, backward 4 m n^2 + n^3/3 flops for m >= n.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> Q, R = linalg.qr(torch.tensor([[3.0, 1.0], [4.0, 2.0]]))
         >>> (Q @ R).round()

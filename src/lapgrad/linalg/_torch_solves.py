@@ -59,6 +59,7 @@ def solve_triangular(
         forward n^2 m, backward 2 n^2 m flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> A = torch.tensor([[2.0, 0.0], [1.0, 2.0]])
         >>> linalg.solve_triangular(A, torch.tensor([[2.0], [5.0]]), upper=False)
@@ -104,6 +105,7 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Tensor | N
         forward 2 n^2 m, backward 5 n^2 m flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.cholesky_solve(torch.tensor([[2.0], [2.0]]), torch.tensor([[2.0, 0.0], [1.0, 1.0]]))
         tensor([[0.],
@@ -148,6 +150,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False, *, out: Tensor | None = Non
         forward 2 n^3/3, backward 4 n^3/3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.cholesky_inverse(torch.tensor([[2.0, 0.0], [1.0, 1.0]]))
         tensor([[ 0.5000, -0.5000],
@@ -186,6 +189,7 @@ def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
         forward 2 n^3, backward 4 n^3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.inv(torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
         tensor([[0.5000, 0.0000],
@@ -228,6 +232,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
         forward 2/3 n^3 + 2 n^2 m, backward 4 n^2 m flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.solve(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([2.0, 2.0]))
         tensor([1.0000, 0.5000])
@@ -271,6 +276,7 @@ def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
         forward 2/3 n^3, backward 4/3 n^3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.det(torch.tensor([[2.0, 1.0], [1.0, 2.0]])).round()
         tensor(3.)
@@ -309,6 +315,7 @@ def slogdet(A: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Any:
         forward 2/3 n^3, backward 4/3 n^3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.slogdet(torch.tensor([[2.0, 0.0], [0.0, -2.0]])).sign
         tensor(-1.)
@@ -349,6 +356,7 @@ def logdet(A: Tensor) -> Tensor:
         forward 2/3 n^3, backward 4/3 n^3 flops.
 
     Example:
+        >>> import torch
         >>> from lapgrad import linalg
         >>> linalg.logdet(torch.eye(3))
         tensor(0.)

@@ -35,6 +35,14 @@ def check_rows(function: str, argument: str, degrees: int, columns: int, regular
         )
 
 
+def name_not_finite(
+    function: str, what: str, error: _exceptions.NonFiniteError
+) -> _exceptions.NonFiniteError:
+    """Return the error of an operator on a covariance as one that names the observations."""
+    where = f" (batch item {error.item})" if error.item else ""
+    return _exceptions.NonFiniteError(f"{function}: {what}{where} contains NaN or infinity.", error.item)
+
+
 def unwhiten_directions(L: Tensor, unit: Tensor, rows: Tensor) -> Tensor:
     """L^-T rows^T / unit: whitened directions, in rows, as columns of weights for the observations."""
     # A copy in row-major order: with one row, its transpose would count as contiguous in any case.
@@ -52,12 +60,15 @@ def factorise_covariance(
     function: str, what: str, centred: Tensor, unit: Tensor, degrees: int, regularisation: float
 ) -> Tensor:
     """The Cholesky factor of centred^T centred / degrees + regularisation / unit^2 1."""
-    covariance = syrk(centred, transpose=True, alpha=1.0 / degrees)
+    # In torch.jit.trace sizes are tensors, whose quotients have float32.
+    covariance = syrk(centred, transpose=True, alpha=1.0 / float(degrees))
     if regularisation != 0.0 or is_compiling():
         identity = covariance.new_ones(covariance.shape[-1]).diag_embed()
         covariance = covariance + (regularisation / unit / unit) * identity
     try:
         return potrf(covariance)
+    except _exceptions.NonFiniteError as error:
+        raise name_not_finite(function, what, error) from error
     except _exceptions.NotPositiveDefiniteError as error:
         where = f" (batch item {error.item})" if error.item else ""
         raise _exceptions.NotPositiveDefiniteError(

@@ -66,7 +66,7 @@ def _invert_in_place(A: Tensor, lower: bool) -> None:
 def _invert_into(B: Tensor, A: Tensor, lower: bool) -> None:
     failure = lookup("potrf", A)(B, A, lower, None)
     if failure is not None:
-        raise _errors.factorisation_failed("linalg.inverse_psd", A.shape[:-2], failure, "potrf_ex")
+        raise _errors.factorisation_failed("linalg.inverse_psd", A.shape[:-2], failure)
     lookup("potri", A)(B, B, lower)
 
 

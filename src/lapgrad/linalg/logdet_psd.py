@@ -67,7 +67,7 @@ def _factorise_in_place(A: Tensor, lower: bool) -> tuple[Tensor]:
 def _factorise_into(L: Tensor, A: Tensor, lower: bool) -> tuple[Tensor]:
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
-        raise _errors.factorisation_failed("linalg.logdet_psd", A.shape[:-2], failure, "potrf_ex")
+        raise _errors.factorisation_failed("linalg.logdet_psd", A.shape[:-2], failure)
     s = A.new_empty(A.shape[:-2])
     lookup("sum_logs_and_squares", A)(s, L, None, 0.0, 2.0, 0.0)
     return (s,)

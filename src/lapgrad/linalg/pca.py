@@ -13,6 +13,7 @@ from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import make_shortcut
 from lapgrad._torch.layout import check_matrix
 from lapgrad.linalg._centring import centre
+from lapgrad.linalg._whitening import name_not_finite
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import syevd as _syevd
@@ -107,9 +108,12 @@ def pca(
     if not is_compiling() and (found := _take_shortcut(X, k)) is not None:
         return PrincipalComponents(*found)
     degrees = max(n - 1, 1)
-    # Where a variance overflows, centred is NaN, which syevd refuses.
     mean, centred, unit = centre(X, degrees=degrees)
-    components, moments = _decompose_centred(centred, k, degeneracy, tol)
+    try:
+        components, moments = _decompose_centred(centred, k, degeneracy, tol)
+    except _exceptions.NonFiniteError as error:
+        # Where a variance overflows, centred is NaN.
+        raise name_not_finite(_NAME, "the covariance of X", error) from error
     variance = moments * (unit.squeeze(-1).square() / degrees)
     scores = _gemm2.multiply(centred, components, transpose_b=True) * unit
     return PrincipalComponents(components, variance, mean, scores)

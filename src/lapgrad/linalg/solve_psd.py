@@ -68,7 +68,7 @@ def _solve(A: Tensor, B: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
     X, L = allocate_like(B), allocate_like(A)
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
-        raise _errors.factorisation_failed("linalg.solve_psd", A.shape[:-2], failure, "potrf_ex")
+        raise _errors.factorisation_failed("linalg.solve_psd", A.shape[:-2], failure)
     _solve_regular(X, L, B, lower)
     return X, L
 

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from lapgrad._kernels.table import lookup
-from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import allocate_matrix
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -35,21 +36,13 @@ def _vjp(
     return gA, gB
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: Tensor | None) -> Tensor:
-    (A, B), (alpha,) = saved, flags
-    if dA is None:
-        return operator.call(A, dB, alpha)
-    moved = operator.call(dA, B, alpha)
-    return moved if dB is None else moved + operator.call(A, dB, alpha)
-
-
 _A, _B = 0, 1
 
 #: C = alpha (A B^T + B A^T) of two n x k matrices, symmetric to the last bit.
-operator = define(
+operator: Operator = define(
     "syr2k",
     "(Tensor A, Tensor B, float alpha) -> Tensor",
     kernel=_multiply,
     fake=_fake,
-    formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=make_jvp(lambda: operator)),
 )

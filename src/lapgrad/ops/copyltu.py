@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, Overwriting, define
+from lapgrad._torch.define import Formulas, Operator, Overwriting, define
 from lapgrad._torch.layout import allocate_like, check_square_matrix
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad._torch.private import skips_dispatcher
 
 _take_shortcut = make_shortcut("copyltu")
@@ -78,18 +79,14 @@ def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], g
     return (gA,)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
-    return operator.call(dA, *flags)
-
-
 _A = 0
 
-operator = define(
+operator: Operator = define(
     "copyltu",
     "(Tensor A, bool lower) -> Tensor",
     kernel=_mirror,
     fake=lambda A, lower: A.new_empty(A.shape),
-    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=make_jvp(lambda: operator)),
     overwriting=Overwriting(_A, "A", _mirror_in_place),
     shortcut=_take_shortcut,
 )

@@ -11,8 +11,9 @@ from torch.compiler import is_compiling
 
 from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import check_square_matrix
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import makediag as _makediag
 
 _take_shortcut = make_shortcut("extractdiag")
@@ -73,16 +74,12 @@ def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], g
     return (_makediag.operator.call(gd, *flags),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
-    return operator.call(dA, *flags)
-
-
-operator = define(
+operator: Operator = define(
     "extractdiag",
     "(Tensor A, int offset) -> Tensor",
     kernel=_extract,
     fake=_fake,
-    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=make_jvp(lambda: operator)),
     shortcut=lambda A, offset: None if offset else _take_shortcut(A),
     recorded=lambda A, offset: A.diagonal(offset, -2, -1).clone(memory_format=torch.contiguous_format),
 )

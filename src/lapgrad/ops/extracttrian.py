@@ -10,8 +10,9 @@ from torch.compiler import is_compiling
 
 from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import check_square_matrix
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import maketrian as _maketrian
 
 _take_shortcut = make_shortcut("extracttrian")
@@ -77,17 +78,13 @@ def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], g
     return (_maketrian.operator.call(gv, *flags),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> Tensor:
-    return operator.call(dA, *flags)
-
-
 # n, known from A, travels along for the gradient: while sizes are symbolic, it cannot be found from the
 # length of v.
-operator = define(
+operator: Operator = define(
     "extracttrian",
     "(Tensor A, SymInt n, int offset, bool lower) -> Tensor",
     kernel=_extract,
     fake=_fake,
-    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=make_jvp(lambda: operator)),
     shortcut=lambda A, n, offset, lower: None if offset else _take_shortcut(A, lower),
 )

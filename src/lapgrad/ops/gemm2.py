@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import (
     allocate_matrix,
     broadcast_batch,
@@ -20,6 +20,7 @@ from lapgrad._torch.layout import (
     expand_batch,
     is_shared,
 )
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad._torch.private import reshape_fresh
 
 
@@ -125,23 +126,14 @@ def compute_vjp(
     return gA, gB
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: Tensor | None) -> Tensor:
-    """dC = alpha (ta(dA) tb(B) + ta(A) tb(dB))."""
-    A, B = saved
-    if dA is None:
-        return operator.call(A, dB, *flags)
-    moved = operator.call(dA, B, *flags)
-    return moved if dB is None else moved + operator.call(A, dB, *flags)
-
-
 _A, _B = 0, 1
 
-operator = define(
+operator: Operator = define(
     "gemm2",
     "(Tensor A, Tensor B, bool transpose_a, bool transpose_b, float alpha) -> Tensor",
     kernel=_multiply,
     fake=_fake,
-    formulas=Formulas(saves=((_B,), (_A,)), vjp=compute_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((_B,), (_A,)), vjp=compute_vjp, jvp=make_jvp(lambda: operator)),
     shortcut=make_shortcut("gemm2"),
 )
 

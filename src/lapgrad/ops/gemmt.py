@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from lapgrad import _errors
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import (
     allocate_matrix,
     broadcast_batch,
@@ -18,6 +18,7 @@ from lapgrad._torch.layout import (
     check_same_kind,
     expand_batch,
 )
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import trmm as _trmm
 
 
@@ -128,23 +129,14 @@ def _scale(fresh: Tensor, alpha: float) -> Tensor:
     return fresh if alpha == 1.0 else fresh.mul_(alpha)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor | None, dB: Tensor | None) -> Tensor:
-    """dC = alpha tri(ta(dA) tb(B) + ta(A) tb(dB))."""
-    A, B = saved
-    if dA is None:
-        return operator.call(A, dB, *flags)
-    moved = operator.call(dA, B, *flags)
-    return moved if dB is None else moved + operator.call(A, dB, *flags)
-
-
 _A, _B = 0, 1
 
-operator = define(
+operator: Operator = define(
     "gemmt",
     "(Tensor A, Tensor B, bool lower, bool transpose_a, bool transpose_b, float alpha) -> Tensor",
     kernel=_multiply,
     fake=_fake,
-    formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((_B,), (_A,)), vjp=_vjp, jvp=make_jvp(lambda: operator)),
     shortcut=make_shortcut("gemmt"),
 )
 

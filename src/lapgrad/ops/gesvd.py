@@ -53,8 +53,13 @@ def gesvd(
 
 @overload
 def gesvd(
-    A: Tensor, *, degeneracy: str = ..., tol: float | None = ..., rank: int | None = ..., vectors: bool
-) -> SingularValueDecomposition | Tensor: ...
+    A: Tensor,
+    *,
+    degeneracy: str = ...,
+    tol: float | None = ...,
+    rank: int | None = ...,
+    vectors: Literal[False],
+) -> Tensor: ...
 
 
 def gesvd(
@@ -97,19 +102,23 @@ def gesvd(
         With sk(X) = X - X^T, C_ij = S_j / (S_i^2 - S_j^2) and C_ii = 0: G = diag gS + sk(gU U^T) ∘ C -
         sk(gV V^T) ∘ C^T; gA = U^T G V for m = n, and gA = U^T [(G - S^-1 gV V^T) V + S^-1 gV] for m < n; tall
         matrices by transposition. Saves U, S and V; with ``vectors=False`` too, where they are computed if a
-        gradient may be asked for. The part of C that is singular at a tie, 1 / (S_i - S_j), follows
-        ``degeneracy``: "mask" puts 0 there, "lorentz" t / (t^2 + e^2), "clamp" 1 / max(t, e), "nan" 1/0;
-        zeros of S in S^-1 likewise. "mask" is exact when the loss depends on equal singular values through
-        what they have in common: the spaces spanned, U^T V restricted to them, a symmetric function of the
-        values. Where singular values are close or small, not equal or zero, the gradient of such a loss has
-        the same precision: with "mask" and "raise", numerators that are only rounding are not divided by gaps
-        and sums up to eps^(1/4) of the largest value. Where the cotangents show that it does not depend on
-        equal ones in that way, the backward warns
-        (``DegenerateSpectrumWarning``), or raises with "raise". At a zero of S a loss of S is taken with the
-        slope of its right side (a subgradient of the nuclear norm). A loss of U^T diag(S) V at a matrix with
-        zeros in S (one if m and n differ, two if m = n) has a gradient, but the part of it between vectors of
-        zeros, and out of their space, does not pass through U, S and V: it is left out, with the same
-        warning. Only where S is exactly zero does no cotangent show it. Take ``rank``, or A itself.
+        gradient may be asked for.
+
+        The part of C that is singular at a tie, 1 / (S_i - S_j), follows ``degeneracy``: "mask" puts 0 there,
+        "lorentz" t / (t^2 + e^2), "clamp" 1 / max(t, e), "nan" 1/0; zeros of S in S^-1 likewise.
+
+        "mask" is exact when the loss depends on equal singular values through what they have in common: the
+        spaces spanned, U^T V restricted to them, a symmetric function of the values. Where singular values
+        are close or small, not equal or zero, the gradient of such a loss has the same precision: with "mask"
+        and "raise", numerators that are only rounding are not divided by gaps and sums up to eps^(1/4) of the
+        largest value. If the cotangents show that the loss does not depend on equal ones in that way, the
+        backward warns (``DegenerateSpectrumWarning``), or raises with "raise".
+
+        At a zero of S a loss of S is taken with the slope of its right side (a subgradient of the nuclear
+        norm). A loss of U^T diag(S) V has a gradient at a matrix with zeros in S (one if m and n differ, two
+        if m = n). But the part of it between vectors of zeros, and out of their space, does not pass through
+        U, S and V: it is left out, with the same warning. Only where S is exactly zero does no cotangent show
+        it. Take ``rank``, or A itself.
 
     Memory:
         forward 3, backward 2

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import check_order, check_vector
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import extractdiag as _extractdiag
 
 _take_shortcut = make_shortcut("makediag")
@@ -69,16 +70,12 @@ def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], g
     return (_extractdiag.operator.call(gA, *flags),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dd: Tensor) -> Tensor:
-    return operator.call(dd, *flags)
-
-
-operator = define(
+operator: Operator = define(
     "makediag",
     "(Tensor d, int offset) -> Tensor",
     kernel=_make,
     fake=_fake,
-    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=make_jvp(lambda: operator)),
     shortcut=lambda d, offset: None if offset else _take_shortcut(d),
     recorded=torch.diag_embed,
 )

@@ -11,8 +11,9 @@ from torch.compiler import is_compiling
 
 from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import check_order, check_vector
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import extracttrian as _extracttrian
 
 _take_shortcut = make_shortcut("maketrian")
@@ -88,15 +89,11 @@ def _vjp(needs: Sequence[bool], saved: Sequence[Tensor], flags: Sequence[Any], g
     return (_extracttrian.operator.call(gA, *flags),)
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dv: Tensor) -> Tensor:
-    return operator.call(dv, *flags)
-
-
-operator = define(
+operator: Operator = define(
     "maketrian",
     "(Tensor v, SymInt n, int offset, bool lower) -> Tensor",
     kernel=_make,
     fake=_fake,
-    formulas=Formulas(saves=((),), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((),), vjp=_vjp, jvp=make_jvp(lambda: operator)),
     shortcut=lambda v, n, offset, lower: None if offset else _take_shortcut(v, lower),
 )

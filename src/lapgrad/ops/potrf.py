@@ -122,14 +122,14 @@ def _factorise(A: Tensor, lower: bool) -> Tensor:
     L = allocate_like(A)
     failure = lookup("potrf", A)(L, A, lower, None)
     if failure is not None:
-        raise _errors.factorisation_failed("potrf", A.shape[:-2], failure, "potrf_ex")
+        raise _errors.factorisation_failed("potrf", A.shape[:-2], failure)
     return L
 
 
 def _factorise_in_place(A: Tensor, lower: bool) -> None:
     failure = lookup("potrf", A)(A, A, lower, None)
     if failure is not None:
-        raise _errors.factorisation_failed("potrf", A.shape[:-2], failure, "potrf_ex")
+        raise _errors.factorisation_failed("potrf", A.shape[:-2], failure)
 
 
 def _factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:

@@ -91,10 +91,12 @@ def _compute_vjp(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tenso
 
 
 def _compute_vjp_composite(A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor) -> Tensor:
-    """gA = weight A^-T. Items with weight 0 are treated as constant, because they may be singular."""
-    weight = weight[..., None, None]
+    """gA = weight A^-T. Singular items with weight 0 have gradient 0, and no derivative."""
+    sign = operator.call(A.detach())[0]
+    has_none = ((sign == 0) & (weight == 0))[..., None, None]
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return weight * _inverse.operator.call(torch.where(weight == 0, identity, A)).mT
+    inverse = _inverse.operator.call(torch.where(has_none, identity, A))
+    return torch.where(has_none, 0.0, weight[..., None, None] * inverse.mT)
 
 
 def _vjp(

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
-from lapgrad._torch.define import Formulas, Overwriting, define
+from lapgrad._torch.define import Formulas, Operator, Overwriting, define
 from lapgrad._torch.layout import allocate_like
+from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import _triangular
 
 
@@ -97,23 +98,14 @@ def _vjp(
     return gL, gA
 
 
-def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dL: Tensor | None, dA: Tensor | None) -> Tensor:
-    """dB = t(dL) A + t(L) dA."""
-    L, A = saved
-    if dA is None:
-        return operator.call(dL, A, *flags)
-    moved = operator.call(L, dA, *flags)
-    return moved if dL is None else moved + operator.call(dL, A, *flags)
-
-
 _L, _A = 0, 1
 
-operator = define(
+operator: Operator = define(
     "trmm",
     _triangular.SCHEMA,
     kernel=_multiply,
     fake=lambda L, A, lower, transpose, rightside: A.new_empty(A.shape),
-    formulas=Formulas(saves=((_A,), (_L,)), vjp=_vjp, jvp=_jvp),
+    formulas=Formulas(saves=((_A,), (_L,)), vjp=_vjp, jvp=make_jvp(lambda: operator)),
     vmap=_triangular.map_batch,
     shortcut=make_shortcut("trmm"),
     overwriting=Overwriting(_A, "A", _multiply_in_place),

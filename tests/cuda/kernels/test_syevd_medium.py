@@ -80,6 +80,33 @@ def test_failures(solver: list[int]) -> None:
     assert routines._decompose_batch(eigenvalues, U, A, True) is None
 
 
+def test_values_past_the_largest_number_are_not_finite(solver: list[int]) -> None:
+    A = draw_symmetric(3)
+    A[1] = 1.7e308
+    with mock.patch.object(_symmetric, "decompose_batch") as solve:
+        solve.side_effect = lambda values, rows, status, vectors: values.copy_(A.sum(-1))
+        assert routines._decompose_batch(A.new_empty(3, N), torch.empty_like(A), A, True) == (1, -1)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (3, 2), (29, 29), (29, 0)])
+def test_vectors_of_one_small_matrix_are_checked(solver: list[int], place: tuple[int, int]) -> None:
+    """Where cuSOLVER's vectors are not orthonormal, the kernel for small matrices decomposes again."""
+    A = draw_symmetric(1, 30)[0]
+    eigenvalues, U = A.new_empty(30), torch.empty_like(A)
+    with mock.patch.object(routines._syevd_batch, "syevd", side_effect=AssertionError("not needed")):
+        assert routines._decompose(eigenvalues, U, A, True) is None
+    check(A, eigenvalues, U)
+
+    def lose_orthogonality(values: Tensor, rows: Tensor, status: Tensor, vectors: bool) -> None:
+        decompose_symmetric(values, rows, status, vectors)
+        rows[0][place] += 1e-12
+
+    with mock.patch.object(_symmetric, "decompose_batch", lose_orthogonality):
+        assert routines._decompose_batch(eigenvalues, U, A, True, verified=True) == (0, 2)
+        assert routines._decompose(eigenvalues, U, A, True) is None
+    check(A, eigenvalues, U)
+
+
 def test_nothing_is_read_while_a_graph_is_captured(
     solver: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ def run(
     A = make_readable(A)
     failure: tuple[int, int] | None = core.determinant(
         A.element_size(),
-        *describe_operand(A),
+        describe_operand(A),
         first.data_ptr(),
         0 if second is None else second.data_ptr(),
         *_get_addresses(LU, pivots),
@@ -30,7 +30,7 @@ def run_vjp(gA: Tensor, A: Tensor, LU: Tensor, pivots: Tensor, weight: Tensor, b
     A, weight, LU, pivots = make_readable(A), weight.contiguous(), LU.contiguous(), pivots.contiguous()
     return core.determinant_vjp(
         A.element_size(),
-        *describe_operand(A),
+        describe_operand(A),
         *_get_addresses(LU, pivots),
         weight.data_ptr(),
         by_determinant,

@@ -21,7 +21,7 @@ def run_triangle(
         lower = not lower
     n = L.shape[-1]
     m = A.shape[-2] if rightside else A.shape[-1]
-    zero: int = routine(L.element_size(), *triangle, *read, *written, count_items(source), n, m, lower)
+    zero: int = routine(L.element_size(), triangle, read, written, count_items(source), n, m, lower)
     if zero >= 0:
         return divmod(zero, n)
     if target is not X:

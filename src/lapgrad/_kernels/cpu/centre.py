@@ -17,7 +17,7 @@ def centre(mean: Tensor, centred: Tensor, unit: Tensor, X: Tensor, least: float,
     """mean, centred, unit := those of X, as ``linalg._centring`` says."""
     X, given = hand_over(X, False)
     addresses = mean.data_ptr(), centred.data_ptr(), unit.data_ptr()
-    core.centre(X.element_size(), *given, *addresses, count_items(X), *X.shape[-2:], least, degrees)
+    core.centre(X.element_size(), given, *addresses, count_items(X), *X.shape[-2:], least, degrees)
 
 
 def centre_vjp(gX: Tensor, g_centred: Tensor, g_mean: Tensor | None, unit: Tensor) -> None:
@@ -26,4 +26,4 @@ def centre_vjp(gX: Tensor, g_centred: Tensor, g_mean: Tensor | None, unit: Tenso
     unit = unit.contiguous()
     g_mean = None if g_mean is None else g_mean.contiguous()
     addresses = 0 if g_mean is None else g_mean.data_ptr(), unit.data_ptr(), gX.data_ptr()
-    core.centre_vjp(G.element_size(), *given, *addresses, count_items(G), *G.shape[-2:])
+    core.centre_vjp(G.element_size(), given, *addresses, count_items(G), *G.shape[-2:])

@@ -13,26 +13,15 @@ def cho_solve(X: Tensor, L: Tensor, B: Tensor, lower: bool) -> tuple[int, int] |
     if L.is_contiguous() and B.is_contiguous() and X.is_contiguous():
         # A shortcut: for one small matrix the steps below would take as long as the solve.
         n, m = B.shape[-2:]
-        strides = (n * n, n, 1) if lower else (n * n, 1, n)
-        columns = (n * m, m, 1)
-        zero = core.cho_solve(
-            L.element_size(),
-            L.data_ptr(),
-            *strides,
-            B.data_ptr(),
-            *columns,
-            X.data_ptr(),
-            *columns,
-            count_items(B),
-            n,
-            m,
-        )
+        factor = (L.data_ptr(), n * n, n, 1) if lower else (L.data_ptr(), n * n, 1, n)
+        right, result = (B.data_ptr(), n * m, m, 1), (X.data_ptr(), n * m, m, 1)
+        zero = core.cho_solve(L.element_size(), factor, right, result, count_items(B), n, m)
         return divmod(zero, n) if zero >= 0 else None
     L, factor = hand_over(L, not lower)
     source, read = hand_over(B, False)
     target, written = hand_over(make_writable(X), False)
     n, m = B.shape[-2:]
-    zero = core.cho_solve(L.element_size(), *factor, *read, *written, count_items(source), n, m)
+    zero = core.cho_solve(L.element_size(), factor, read, written, count_items(source), n, m)
     if zero >= 0:
         return divmod(zero, n)
     if target is not X:
@@ -55,8 +44,8 @@ def cho_solve_vjp(gL: Tensor, gB: Tensor, L: Tensor, X: Tensor, gX: Tensor, lowe
     Z, W = (hand_over(half, False)[1] for half in work)
     upper = transpose_operand(factor)
     size, count, (n, m) = L.element_size(), count_items(X), X.shape[-2:]
-    core.trsm(size, *factor, *cotangent, *Z, count, n, m, True)
-    core.trsm(size, *upper, *Z, *of_right, count, n, m, False)
-    core.trmm(size, *upper, *solution, *W, count, n, m, False)
-    product = (*of_right, *transpose_operand(W), *solution, *transpose_operand(Z))
-    core.gemmt_sum(size, *product, *gradient, count, n, m, -1.0, False)
+    core.trsm(size, factor, cotangent, Z, count, n, m, True)
+    core.trsm(size, upper, Z, of_right, count, n, m, False)
+    core.trmm(size, upper, solution, W, count, n, m, False)
+    product = (of_right, transpose_operand(W), solution, transpose_operand(Z))
+    core.gemmt_sum(size, *product, gradient, count, n, m, -1.0, False)

@@ -14,9 +14,9 @@ def congruence(C: Tensor, B: Tensor, G: Tensor) -> None:
     size, count, n = B.element_size(), count_items(B), B.shape[-1]
     target = hand_over(C, False)[1]
     G, given = hand_over(G, False)
-    core.add_transpose(size, *given, *target, count, n, 0, n)
+    core.add_transpose(size, given, target, count, n, 0, n)
     half = torch.empty_like(C)
     torch.matmul(C, B, out=half)  # without `out`, autocast would round it
     _, right = hand_over(half, False)
     B, left = hand_over(B, False)
-    core.gemmt(size, *left, *right, *target, count, n, n, -0.5, True)
+    core.gemmt(size, left, right, target, count, n, n, -0.5, True)

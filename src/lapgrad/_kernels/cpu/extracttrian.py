@@ -14,7 +14,7 @@ def extracttrian(v: Tensor, A: Tensor, offset: int, lower: bool) -> None:
     source, read = describe_matrices(A, is_upper(offset, lower))
     target = v if v.is_contiguous() else torch.empty_like(v, memory_format=torch.contiguous_format)
     core.extracttrian(
-        A.element_size(), *read, target.data_ptr(), count_items(source), A.shape[-1], abs(offset)
+        A.element_size(), read, target.data_ptr(), count_items(source), A.shape[-1], abs(offset)
     )
     if target is not v:
         v.copy_(target)

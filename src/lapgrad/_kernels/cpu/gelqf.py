@@ -15,7 +15,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
     m, n = A.shape[-2:]
     found: tuple[int, int] | None = core.gelqf(
         A.element_size(),
-        *describe_operand(A),
+        describe_operand(A),
         0 if Q is None else Q.data_ptr(),
         L.data_ptr(),
         count_items(A),
@@ -29,7 +29,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool) -> tuple[int, 
 def find_dependent_row(L: Tensor, tolerance: float, relative_to_largest: bool) -> tuple[int, int] | None:
     L = make_readable(L)
     found: tuple[int, int] | None = core.find_dependent_row(
-        L.element_size(), *describe_operand(L), count_items(L), *L.shape[-2:], tolerance, relative_to_largest
+        L.element_size(), describe_operand(L), count_items(L), *L.shape[-2:], tolerance, relative_to_largest
     )
     return found
 
@@ -61,7 +61,7 @@ def gelqf_l_vjp(gA: Tensor, A: Tensor, L: Tensor, gL: Tensor) -> None:
     A, L, gL = _make_row_major(A), L.contiguous(), gL.contiguous()
     core.gelqf_l_vjp(
         L.element_size(),
-        *describe_operand(A),
+        describe_operand(A),
         L.data_ptr(),
         gL.data_ptr(),
         gA.data_ptr(),

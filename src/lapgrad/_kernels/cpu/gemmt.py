@@ -18,4 +18,4 @@ def gemmt(
     if not lower:
         left, right = right, left
     k = A.shape[-2] if transpose_a else A.shape[-1]
-    core.gemmt(A.element_size(), *left, *right, *result, count_items(C), C.shape[-1], k, alpha, False)
+    core.gemmt(A.element_size(), left, right, result, count_items(C), C.shape[-1], k, alpha, False)

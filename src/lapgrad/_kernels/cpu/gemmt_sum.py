@@ -17,11 +17,11 @@ def gemmt_sum(
     result = describe_operand(C) if lower else transpose_operand(describe_operand(C))
     core.gemmt_sum(
         C.element_size(),
-        *describe_operand(A),
-        *transpose_operand(describe_operand(B)),
-        *describe_operand(D),
-        *transpose_operand(describe_operand(E)),
-        *result,
+        describe_operand(A),
+        transpose_operand(describe_operand(B)),
+        describe_operand(D),
+        transpose_operand(describe_operand(E)),
+        result,
         count_items(C),
         C.shape[-1],
         A.shape[-1],

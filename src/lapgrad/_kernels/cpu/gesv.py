@@ -16,7 +16,7 @@ def gesv(
     n, m = B.shape[-2:]
     factors = LU.data_ptr(), pivots.data_ptr()
     failure: tuple[int, int] | None = core.gesv(
-        A.element_size(), *matrix, *right, *hand_over(X, False)[1], *factors, transpose, count_items(B), n, m
+        A.element_size(), matrix, right, hand_over(X, False)[1], *factors, transpose, count_items(B), n, m
     )
     return failure
 
@@ -27,5 +27,5 @@ def gesv_factored(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
     n, m = B.shape[-2:]
     factors = LU.data_ptr(), pivots.data_ptr()
     core.gesv_factored(
-        B.element_size(), *factors, *right, *hand_over(X, False)[1], transpose, count_items(B), n, m
+        B.element_size(), *factors, right, hand_over(X, False)[1], transpose, count_items(B), n, m
     )

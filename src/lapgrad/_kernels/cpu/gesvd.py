@@ -22,7 +22,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
     A = make_readable(A)
     u, v = (0, 0) if U is None or V is None else (U.data_ptr(), V.data_ptr())
     failure: tuple[int, int] | None = core.gesvd(
-        A.element_size(), *describe_operand(A), u, S.data_ptr(), v, count_items(A), A.shape[-2], A.shape[-1]
+        A.element_size(), describe_operand(A), u, S.data_ptr(), v, count_items(A), A.shape[-2], A.shape[-1]
     )
     return failure
 
@@ -50,10 +50,10 @@ def gesvd_vjp(
         U.data_ptr(),
         S.data_ptr(),
         V.data_ptr(),
-        *(_ABSENT if gU is None else describe_operand(gU)),
+        _ABSENT if gU is None else describe_operand(gU),
         0 if gS is None else gS.data_ptr(),
-        *(_ABSENT if gV is None else describe_operand(gV)),
-        *gradient,
+        _ABSENT if gV is None else describe_operand(gV),
+        gradient,
         count_items(U),
         U.shape[-1],
         V.shape[-1],

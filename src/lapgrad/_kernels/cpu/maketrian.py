@@ -15,6 +15,6 @@ def maketrian(A: Tensor, v: Tensor, offset: int, lower: bool) -> None:
     written = describe_operand(target)
     if is_upper(offset, lower):
         written = transpose_operand(written)
-    core.maketrian(v.element_size(), *read, *written, count_items(A), A.shape[-1], abs(offset))
+    core.maketrian(v.element_size(), *read, written, count_items(A), A.shape[-1], abs(offset))
     if target is not A:
         A.copy_(target)

@@ -16,17 +16,16 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
         n = A.shape[-1]
         square, row, col = (n * n, n, 1) if lower else (n * n, 1, n)
         count = 1 if A.dim() == 2 else count_items(A)
-        failure = core.potrf(
-            A.element_size(), A.data_ptr(), square, row, col, L.data_ptr(), square, row, col, count, n, 0
-        )
+        read, written = (A.data_ptr(), square, row, col), (L.data_ptr(), square, row, col)
+        failure = core.potrf(A.element_size(), read, written, count, n, 0)
         return failure
     source, read = hand_over(A, not lower)
     target, written = hand_over(make_writable(L), not lower)
     status = info if info is None or info.is_contiguous() else torch.empty(info.shape, dtype=info.dtype)
     failure = core.potrf(
         A.element_size(),
-        *read,
-        *written,
+        read,
+        written,
         count_items(source),
         A.shape[-1],
         0 if status is None else status.data_ptr(),
@@ -41,9 +40,10 @@ def potrf(L: Tensor, A: Tensor, lower: bool, info: Tensor | None) -> tuple[int, 
 def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> None:
     if info is None and L.is_contiguous() and gL.is_contiguous():
         n = L.shape[-1]
-        strides = (n * n, n, 1) if lower else (n * n, 1, n)
-        operands = L.data_ptr(), *strides, gL.data_ptr(), *strides, gA.data_ptr(), *strides
-        core.potrf_vjp(L.element_size(), *operands, count_items(L), n, 0)
+        square, row, col = (n * n, n, 1) if lower else (n * n, 1, n)
+        factor, cotangent = (L.data_ptr(), square, row, col), (gL.data_ptr(), square, row, col)
+        gradient = gA.data_ptr(), square, row, col
+        core.potrf_vjp(L.element_size(), factor, cotangent, gradient, count_items(L), n, 0)
         return
     L, factor = hand_over(L, not lower)
     gL, cotangent = hand_over(gL, not lower)
@@ -51,9 +51,9 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
     status = None if info is None else info.contiguous()
     core.potrf_vjp(
         L.element_size(),
-        *factor,
-        *cotangent,
-        *gradient,
+        factor,
+        cotangent,
+        gradient,
         count_items(L),
         L.shape[-1],
         0 if status is None else status.data_ptr(),

@@ -15,8 +15,8 @@ def pstrf(
     factor = describe_operand(L) if lower else transpose_operand(describe_operand(L))
     failure: tuple[int, int] | None = core.pstrf(
         A.element_size(),
-        *matrix,
-        *factor,
+        matrix,
+        factor,
         pivots.data_ptr(),
         rank.data_ptr(),
         count_items(A),
@@ -38,4 +38,4 @@ def pstrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, pivots: Tensor, found: Tensor) 
     gL, cotangent = hand_over(gL, False)
     pivots, found = pivots.contiguous(), found.contiguous()
     addresses = pivots.data_ptr(), found.data_ptr(), gA.data_ptr()
-    core.pstrf_vjp(L.element_size(), *factor, *cotangent, *addresses, count_items(L), L.shape[-1])
+    core.pstrf_vjp(L.element_size(), factor, cotangent, *addresses, count_items(L), L.shape[-1])

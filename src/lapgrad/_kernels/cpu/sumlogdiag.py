@@ -23,5 +23,5 @@ def sum_logs_and_squares(
         rank, other = W.shape[-1], describe_operand(W)
     n = L.shape[-1]
     core.sumlogdiag(
-        L.element_size(), *matrix, *other, s.data_ptr(), count_items(L), n, rank, constant, logs, squares
+        L.element_size(), matrix, other, s.data_ptr(), count_items(L), n, rank, constant, logs, squares
     )

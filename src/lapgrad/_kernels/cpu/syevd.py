@@ -21,7 +21,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
     read = describe_operand(A) if lower else transpose_operand(describe_operand(A))
     failure: tuple[int, int] | None = core.syevd(
         A.element_size(),
-        *read,
+        read,
         0 if U is None else U.data_ptr(),
         eigenvalues.data_ptr(),
         count_items(A),
@@ -63,7 +63,7 @@ def syevd_vjp(
         U.element_size(),
         U.data_ptr(),
         eigenvalues.data_ptr(),
-        *((0, 0, 0, 0) if gU is None else describe_operand(gU)),
+        (0, 0, 0, 0) if gU is None else describe_operand(gU),
         0 if slope is None else slope.data_ptr(),
         POLICY_NUMBERS[degeneracy],
         tol,

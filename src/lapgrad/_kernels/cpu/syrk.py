@@ -15,7 +15,7 @@ def syrk(B: Tensor, A: Tensor, transpose: bool) -> None:
     left = transpose_operand(left) if transpose else left
     k = A.shape[-2] if transpose else A.shape[-1]
     core.gemmt(
-        A.element_size(), *left, *transpose_operand(left), *result, count_items(B), B.shape[-1], k, 1.0, True
+        A.element_size(), left, transpose_operand(left), result, count_items(B), B.shape[-1], k, 1.0, True
     )
 
 
@@ -26,6 +26,6 @@ def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
     n = gB.shape[-1]
     symmetric = torch.empty_like(gB, memory_format=torch.contiguous_format)
     core.add_transpose(
-        gB.element_size(), *describe_operand(gB), *describe_operand(symmetric), count_items(gB), n, 0, n
+        gB.element_size(), describe_operand(gB), describe_operand(symmetric), count_items(gB), n, 0, n
     )
     torch.matmul(A, symmetric, out=gA) if transpose else torch.matmul(symmetric, A, out=gA)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
+from lapgrad._kernels.cuda.large import triangular_solve as _solve
 from lapgrad._kernels.cuda.large.lq import factorise_by_cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
 from lapgrad._kernels.cuda.runtime import stream as _stream
@@ -116,18 +117,22 @@ def gelqf_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | 
 def _pull_back_tall(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> None:
     """``gelqf_vjp`` of a tall matrix: rows below the square part are A2 = L2 Q.
 
-    gA2 = gL2 Q, and L2 = A2 Q^T adds gL2^T A2 = (gL2^T L2) Q to the cotangent of Q.
+    gA2 = gL2 Q, and L2 = A2 Q^T adds L1^-T T Q to gA1, T = K - K^T above the diagonal, K = gL2^T L2. It is
+    added last: K may be large, and the part of it that is below the diagonal would have to cancel in Z.
     """
     rank = Q.shape[-2]
+    first, L1 = gA[..., :rank, :], L[..., :rank, :]
+    gelqf_vjp(first, Q, L1, gQ, None if gL is None else gL[..., :rank, :])
     if gL is None:
         gA[..., rank:, :].zero_()
-        top = None
-    else:
-        top, below = gL[..., :rank, :], gL[..., rank:, :]
-        gA[..., rank:, :] = below @ Q
-        moved = (below.mT @ L[..., rank:, :]) @ Q
-        gQ = moved if gQ is None else moved.add_(gQ)
-    gelqf_vjp(gA[..., :rank, :], Q, L[..., :rank, :], gQ, top)
+        return
+    below = gL[..., rank:, :]
+    gA[..., rank:, :] = below @ Q
+    K = below.mT @ L[..., rank:, :]
+    moved = (K - K.mT).triu_(1) @ Q
+    added = torch.empty_like(moved, memory_format=torch.contiguous_format)
+    _solve.solve(added, L1, moved, lower=True, transpose=True, rightside=False, checked=False)
+    first.add_(added)
 
 
 @on_its_device

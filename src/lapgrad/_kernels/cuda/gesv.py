@@ -30,7 +30,7 @@ def gesv(
         )
         _solve(X, LU, pivots, B, transpose)
         return _items.read_first_failure(cell)
-    # The factors are those of Aᵀ: in the memory of A they are copied as they are.
+    # The factors are those of Aᵀ, which is stored by columns in the memory of A: that is a plain copy.
     _lu.factorise(factors, exchanges, matrices.mT)
     exchanges[:, n] = 0
     _solve(X, LU, pivots, B, transpose)

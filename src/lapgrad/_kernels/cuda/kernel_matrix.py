@@ -54,7 +54,7 @@ def kernel_matrix_vjp(
     sums = torch.empty(parts * blocks, len(scalars), dtype=torch.float64, device=F.device)
     operands, cut = (formula, scalars, F, G), (slices, width)
     if G is None and is_symmetric:
-        # Either index can be the row. With the second one, threads read consecutive addresses.
+        # gK is symmetric, so its transpose can be passed: threads then read consecutive addresses.
         _launch.launch(*_plans.plan_gradient(of_rows, sums, *operands, gK.mT, cut, 2.0))
     else:
         _launch.launch(*_plans.plan_gradient(of_rows, sums, *operands, gK, cut, 1.0))

@@ -15,7 +15,6 @@ from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
-from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.runtime.items import flatten_batch
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 from lapgrad._kernels.cuda.small import syevd as _syevd_batch
@@ -34,7 +33,10 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 
 
 def _decompose(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
-    if _syevd_batch.serves(A) and not _is_faster_alone(A):
+    if _syevd_batch.serves(A):
+        # cuSOLVER's vectors of a matrix of low rank may not be orthogonal: then the kernel computes again.
+        if _is_faster_alone(A) and _decompose_batch(eigenvalues, U, A, lower, verified=True) is None:
+            return None
         return _syevd_batch.syevd(eigenvalues, U, A, lower)
     if A.shape[-1] <= _thresholds.SYEVD_BATCHED and A.numel() > 0:
         return _decompose_batch(eigenvalues, U, A, lower)
@@ -45,7 +47,8 @@ def _is_faster_alone(A: Tensor) -> bool:
     """Whether cuSOLVER is faster than the kernel for small matrices: for one of float64."""
     alone = A.dim() == 2 or A.shape[:-2].numel() == 1
     alone = alone and A.dtype == torch.float64 and A.shape[-1] >= _thresholds.SYEVD_ALONE
-    return alone and not _stream.is_capturing()  # that part of cuSOLVER cannot be captured
+    # That part of cuSOLVER cannot be captured, and its result has to be checked.
+    return alone and _items.get_status_cell(A) is not None
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
@@ -81,10 +84,13 @@ def syevd_vjp(
     return kernels.syevd_vjp(gA, U, eigenvalues, gU, slope, degeneracy, tol)
 
 
-def _decompose_batch(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tuple[int, int] | None:
+def _decompose_batch(
+    eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, verified: bool = False
+) -> tuple[int, int] | None:
     """``syevd`` by cuSOLVER's batched routine, which replaces a triangle of A by the eigenvectors.
 
-    They are columns to cuSOLVER, and rows of our row-major memory.
+    They are columns to cuSOLVER, and rows of our row-major memory. ``verified``: vectors of one small matrix
+    that are not orthonormal are reported with code 2.
     """
     n, items = A.shape[-1], A.shape[:-2].numel()
     cell, source = _items.get_status_cell(A), flatten_batch(A)
@@ -94,6 +100,8 @@ def _decompose_batch(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bo
     _launch.launch(*_symmetric.plan_reading(rows, source, lower, spoilt, cell))
     _symmetric.decompose_batch(values.view(items, n), rows.view(items, n, n), status, vectors=U is not None)
     _launch.launch(*_symmetric.plan_finishing(None if U is None else rows, values, status, spoilt, cell))
+    if verified and U is not None:
+        _launch.launch(*_symmetric.plan_check(rows, cell))
     for target, filled in ((eigenvalues, values), (U, rows)):
         if target is not None and target is not filled:
             target.copy_(filled)

@@ -12,14 +12,15 @@ SOLVE_BLOCK = 512
 INVERSE_BLOCK = 1024
 ORTHOGONALISE_BLOCK = 256
 
-#: Order of the diagonal blocks of a batched Cholesky factorisation, and that of batches of more than
-#: POTRF_MANY items: a large block takes all the memory of a multiprocessor.
+#: Order of the diagonal blocks of a batched Cholesky factorisation. With more than POTRF_MANY items it is
+#: POTRF_BLOCK_OF_MANY, because a large block takes all the memory of a multiprocessor.
 POTRF_BLOCK = 128
 POTRF_BLOCK_OF_MANY = 64
 POTRF_MANY = 256
 #: Up to this order the launches of one matrix's factorisation take as long as the factorisation.
 POTRF_ALONE = 1024
-#: Two matrices up to this order are factorised together, larger ones one after another; three together.
+#: Two matrices are factorised together up to this order, and one after the other above it. Three or more are
+#: always factorised together.
 POTRF_PAIR = 512
 
 #: A triangle of a product is halved recursively down to this order; smaller blocks are computed whole.
@@ -95,10 +96,10 @@ LU_IN_WARP = 32
 LU_PANELS = 1024
 TRIANGULAR_SMALL = 128
 TRIANGULAR_IN_REGISTERS = 16
-#: Beyond it the memory of a multiprocessor holds too few matrices to hide latencies.
+#: Above these orders the memory of a multiprocessor holds too few matrices to hide latencies.
 SYEVD_SMALL = 64
 GESVD_SMALL = 64
-#: The gradients of both are products around kernels for pairs of tiles above this order.
+#: Above this order the gradients of syevd and gesvd are products around kernels for pairs of tiles.
 SPECTRAL_VJP_SMALL = 64
 #: From this many entries of the vectors on, the host waits for the small kernel only if there are ties.
 SPECTRAL_VJP_UNWAITED = 1 << 17
@@ -140,7 +141,7 @@ SYEVD_DOUBLED = 128
 SYEVD_ALONE = 28
 #: The product of up to this many columns is added in the last pass over an inverse.
 POTRI_FEW_COLUMNS = 4
-#: From this many threads on each one moves several rows of a packed triangle.
+#: If there would be this many threads or more, each moves several rows of a packed triangle.
 PACKING_MANY_THREADS = 1 << 20
 
 # Bytes of workspace: batches are cut into parts that stay below.

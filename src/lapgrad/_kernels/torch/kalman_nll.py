@@ -14,7 +14,6 @@ from lapgrad._formulas.kalman import (
     compute_vjp,
     find_continuing_steps,
     integrate_out_flat,
-    measure_information,
     observe,
     predict,
 )
@@ -31,22 +30,20 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
     model = Model(*operands)
     series, times, p = model.y.shape
     m, P = model.get_first_moments()
-    G = m.new_zeros(series, m.shape[-1], m.shape[-1])
-    terms, infos, pivots, going_on = [], [], [], find_continuing_steps(model.y)
+    terms, infos, pivots, innovations, going_on = [], [], [], [], find_continuing_steps(model.y)
     for t in range(times):
         seen = observe(model, t, m, P)
         logs = seen.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         constant = 0.5 * math.log(2 * math.pi) * seen.seen.sum(-1)
-        information = measure_information(seen)
-        G = G + information
-        terms.append(torch.stack((logs + constant, 0.5 * information[:, 0, 0].to(m.dtype)), -1))
+        terms.append(torch.stack((logs + constant, seen.z[..., 0].square().sum(-1)), -1))
+        innovations.append(seen.z)
         infos.append(seen.info)
         pivots.append(seen.L.diagonal(dim1=-2, dim2=-1))
         m, P = predict(model, t, seen, going_on)
     if not series or (not terms and m.shape[-1] == 1):
         s.zero_()
         return None
-    flat = integrate_out_flat(G, m.dtype)
+    flat = integrate_out_flat(innovations, m)
     if terms:
         values, info = torch.stack(terms, 1), torch.stack(infos, 1)
         s.copy_(values[..., 0].sum(1) + flat.value)

@@ -100,7 +100,7 @@ __global__ void factor_small(T* L, Index l_item, Index l_row, Index l_col, T* Q,
 // One block per matrix: P lanes share S rows; each lane has C columns of them, P apart, in registers. The row that is reflected is
 // passed through shared memory. Every group of P lanes computes its norm for itself, so that one barrier per step is enough (two
 // buffers are used in turn). n <= P C, m <= S blockDim / P.
-// Shared memory: two rows with a number each, tau and the sign for each row, one number.
+// Shared memory: two rows, each with one more number, tau and the sign for each row, one number.
 template <typename T, int P, int C, int S>
 __global__ void __launch_bounds__(128 / S * P) factor_medium(T* L, Index l_item, Index l_row, Index l_col, T* Q, Index q_item, Index q_row, Index q_col,
                               const T* A, Index a_item, Index a_row, Index a_col, Index rows, Index columns,

@@ -70,9 +70,9 @@ struct Warp {
     __syncwarp();
   }
 
-  // Makes the rows of four pairs orthogonal, the longer one first or second. Returns whether some were not; then `turns` holds the
-  // rotations. Squares are updated by formula and computed anew in the next round. They are exact where nothing is rotated, as in
-  // the last sweep.
+  // Rotates the two rows of each of four pairs so that they are orthogonal; `longer_first`: the longer row comes first. Returns
+  // whether a pair was rotated; then `turns` holds the rotations. The squared lengths are updated by formula here and computed from the
+  // rows in the next round. They are exact where nothing is rotated, as in the last sweep.
   template <int step>
   __device__ bool make_orthogonal(bool longer_first, T allowed) {
     T products[kBlock];

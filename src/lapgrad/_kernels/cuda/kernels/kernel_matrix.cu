@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kPoints)
 //     of_F (slices, n, kFeatures), times `weight`; of_scalars (slices, blocks of rows, kScalars), in double
 // grid = (rows / kPoints, slices of `width` columns); kPoints threads; shared memory: kStep x kFeatures and kPoints x (kStep + 1)
 // numbers, and 4 doubles.
-// Blocks that a multiprocessor holds at a time are four if features leave them enough registers, else two.
+// A multiprocessor holds four blocks at a time if features leave them enough registers, else two.
 template <typename T, class K>
 __global__ void __launch_bounds__(kPoints, K::kFeatures <= 10 ? 4 : 2)
     differentiate_matrix(T* of_F, double* of_scalars, const T* cotangents, Index c_row, Index c_col, const T* F, const T* G,

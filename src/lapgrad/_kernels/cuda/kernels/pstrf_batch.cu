@@ -215,16 +215,15 @@ __global__ void pstrf_end(T* L, Index l_item, Index l_row, Index l_col, Index* p
 }
 
 // Prepares the gradient of a square factor: the lower triangles of G and M become those of gL and L in columns below
-// the rank, and zero in the others, with ones on the diagonal of M. Both are contiguous, and not written above the
-// diagonal. One thread per entry.
+// the rank, and zero in the others, with ones on the diagonal of M. Above the diagonal both become zero. Both are
+// contiguous. One thread per entry.
 template <typename T>
 __global__ void pstrf_vjp_begin(T* M, T* G, const T* L, Index l_item, Index l_row, Index l_col, const T* gL, Index g_item, Index g_row,
                                 Index g_col, const Index* ranks, Index n, Index total) {
   const Index place = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (place >= total) return;
   const Index item = place / (n * n), i = place / n % n, k = place % n;
-  if (k > i) return;
-  const bool inside = k < ranks[item];
+  const bool inside = k < ranks[item] && k <= i;
   M[place] = inside ? L[item * l_item + i * l_row + k * l_col] : T(i == k);
   G[place] = inside ? gL[item * g_item + i * g_row + k * g_col] : T(0);
 }

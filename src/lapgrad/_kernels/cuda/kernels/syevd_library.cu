@@ -24,7 +24,8 @@ __global__ void read_triangles(T* rows, const T* A, Index a_item, Index a_row, I
 }
 
 // Changes the sign of rows whose leading entry is negative, unless rows is null. Values of a spoilt item become NaN; an item whose
-// status is not 0 is reported with code 1. One warp per row of length n; there are `count` rows, all contiguous.
+// status is not 0 is reported with code 1, and one with a value past the largest number with code -1. One warp per row of length n; there
+// are `count` rows, all contiguous.
 template <typename T>
 __global__ void finish_rows(T* rows, T* values, const int* status, const int* spoilt, Index* failure, Index count, Index n) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -33,9 +34,28 @@ __global__ void finish_rows(T* rows, T* values, const int* status, const int* sp
   if (lane == 0) {
     if (spoilt[item]) values[row] = Numbers<T>::largest * T(2) - Numbers<T>::largest * T(2);
     if (status[item]) report_failure(failure, item, 1);
+    else if (!(absolute(values[row]) <= Numbers<T>::largest)) report_failure(failure, item, -1);
   }
   if (!rows) return;
   T* const entries = rows + row * n;
   if (!has_negative_lead(entries, n, lane)) return;
   for (Index c = lane; c < n; c += 32) entries[c] = -entries[c];
+}
+
+// Reports the matrix with code 2 unless its n rows, contiguous, are orthonormal up to `allowed`. One block.
+template <typename T>
+__global__ void check_rows(const T* rows, double allowed, Index* failure, Index n) {
+  const Index pairs = n * (n + 1) / 2;
+  bool good = true;
+  for (Index pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+    // i is the row of the packed lower triangle that has this place.
+    Index i = static_cast<Index>((sqrt(8.0 * static_cast<double>(pair) + 1.0) - 1.0) / 2.0);
+    while (i * (i + 1) / 2 > pair) --i;
+    while ((i + 1) * (i + 2) / 2 <= pair) ++i;
+    const Index j = pair - i * (i + 1) / 2;
+    T sum = i == j ? T(-1) : T(0);
+    for (Index c = 0; c < n; ++c) sum += rows[i * n + c] * rows[j * n + c];
+    good = good && absolute(sum) <= static_cast<T>(allowed);
+  }
+  if (!good) report_failure(failure, 0, 2);
 }

@@ -141,7 +141,7 @@ def scale_items(target: Tensor, source: Tensor, exponents: Tensor) -> None:
 
 
 def _scale_columns(target: Tensor, source: Tensor, exponents: Tensor, last: Tensor | None = None) -> None:
-    """``scale_columns`` in ``kernels/lu_panel.cu``; back with ``last``."""
+    """Launch ``scale_columns`` of ``kernels/lu_panel.cu``; with ``last`` it undoes the scaling."""
     items, rows, columns = source.shape
     _launch.launch(
         "lu_panel", "scale_columns<{T}>", target, (-(-columns // 32), items), _CHECK_THREADS,

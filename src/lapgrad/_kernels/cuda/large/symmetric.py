@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lapgrad._kernels.cuda import thresholds as _thresholds
@@ -14,6 +15,9 @@ from lapgrad._kernels.cuda.runtime.items import Launch, get_address
 
 #: Threads of a block that reads a triangle, an entry each, or that finishes rows, a warp each.
 _THREADS = 256
+
+#: Inner products of eigenvectors may differ from those of an orthonormal basis by (this number + order) eps.
+_ORTHONORMAL = 10
 
 
 def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, vectors: bool) -> None:
@@ -115,4 +119,22 @@ def plan_finishing(
         get_address(cell),
         values.numel(),
         values.shape[-1],
+    )
+
+
+def plan_check(rows: Tensor, cell: Tensor | None) -> Launch:
+    """The launch that checks whether the rows of a small contiguous matrix are orthonormal."""
+    n = rows.shape[-1]
+    allowed = (_ORTHONORMAL + n) * torch.finfo(rows.dtype).eps
+    return (
+        "syevd_library",
+        "check_rows<{T}>",
+        rows,
+        (1,),
+        _THREADS,
+        0,
+        rows.data_ptr(),
+        allowed,
+        get_address(cell),
+        n,
     )

@@ -51,7 +51,7 @@ def flatten_batch(A: Tensor) -> Tensor:
     """A with one leading dimension; a copy where its leading dimensions have no common stride."""
     if A.dim() == 3:
         return A
-    return A.reshape(-1, *A.shape[-2:])
+    return A.reshape(A.shape[:-2].numel(), *A.shape[-2:])  # -1 would not do for an empty tensor
 
 
 def view_batch(A: Tensor) -> Tensor | None:
@@ -59,7 +59,7 @@ def view_batch(A: Tensor) -> Tensor | None:
     if A.dim() == 3:
         return A
     try:
-        return A.view(-1, *A.shape[-2:])
+        return A.view(A.shape[:-2].numel(), *A.shape[-2:])
     except RuntimeError:
         return None
 

@@ -58,7 +58,7 @@ def multiply_and_add(
 def multiply_triangle(
     A: Tensor, B: Tensor, lower: bool, transpose_a: bool, transpose_b: bool, alpha: float
 ) -> Tensor | None:
-    """One triangle of alpha ta(A) tb(B), up to the order from which on only that triangle is computed."""
+    """One triangle of alpha ta(A) tb(B), for orders at which the whole product is as fast."""
     if A.shape[-1 if transpose_a else -2] > _thresholds.PRODUCT_CUT:
         return None
     if transpose_a:
@@ -112,7 +112,7 @@ def plan_product_with_triangle(
 
 
 def multiply_by_transpose(A: Tensor, transpose: bool) -> Tensor | None:
-    """A Aᵀ, or Aᵀ A, symmetric to the last bit, up to the order from which on one triangle is computed."""
+    """A Aᵀ, or Aᵀ A, symmetric to the last bit, for orders at which the whole product is as fast."""
     if A.shape[-1 if transpose else -2] > _thresholds.WHOLE_PRODUCT_UP_TO:
         return None
     turned = A.mT
@@ -149,7 +149,7 @@ def pull_back_product_with_transpose(A: Tensor, gB: Tensor, transpose: bool) -> 
 def multiply_by_triangle_recorded(
     L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> Tensor | None:
-    """t(L) A, or A t(L), up to the order from which on half of the product is worth a gradient in Python.
+    """t(L) A, or A t(L), for orders at which the saved half of the product is not worth a gradient in Python.
 
     Small matrices are not served either: the two launches of the operator's own gradient are faster there.
     """

@@ -27,7 +27,7 @@ from lapgrad._kernels.cuda.runtime.items import (
 _THREADS = 128
 _PANEL = 16
 
-#: Bytes for the factors in a block that solves: several blocks fit a multiprocessor.
+#: Bytes of shared memory for the factors in a block that solves: several blocks fit a multiprocessor.
 _SOLVE_BYTES = 32 * 1024
 
 #: Statuses that count as failures: those of ``is_reported`` in ``kernels/lu.cuh``.
@@ -174,7 +174,11 @@ def _choose_factor_geometry(items: int, n: int, dtype: torch.dtype) -> Geometry:
 def _choose_solve_geometry(
     items: int, n: int, columns: int, dtype: torch.dtype
 ) -> tuple[str, tuple[int], int, int, int, int, int]:
-    """Kernel, grid, threads, bytes; items and columns of an item in a block, chunks of columns."""
+    """Return kernel, grid, threads and bytes of a launch.
+
+    Three numbers follow: the items of a block, the columns of an item that it solves for, and the chunks of
+    columns of an item.
+    """
     lanes = choose_lanes(n)
     width = min(columns, _THREADS)
     bytes_of_item = compute_tile_stride(lanes, lanes, dtype) * dtype.itemsize + 4 * lanes

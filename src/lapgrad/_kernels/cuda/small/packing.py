@@ -24,12 +24,12 @@ _PASSES = 4
 
 
 def plan_packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
-    """The launch of v := the entries of a triangle of A; (items, 1, length) and (items, n, n)."""
+    """The launch of v (items, 1, length) := the entries of a triangle of A (items, n, n)."""
     return _plan_move(A, v, offset, lower, unpacks=False)
 
 
 def plan_unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
-    """The launch of A := zero, with v in a triangle; (items, n, n) and (items, 1, length)."""
+    """The launch of A (items, n, n) := v (items, 1, length) in one triangle, and zeros."""
     return _plan_move(A, v, offset, lower, unpacks=True)
 
 

@@ -52,7 +52,7 @@ def potri_vjp(gL: Tensor, L: Tensor, gB: Tensor, lower: bool) -> None:
     """gL := -tri(L⁻ᵀ Z), Z = L⁻¹ (gB + gBᵀ) L⁻ᵀ."""
     n = L.shape[-1]
     triangles = _items.flatten_batch(L if lower else L.mT)
-    X = torch.add(gB, gB.mT).view(-1, n, n)
+    X = torch.add(gB, gB.mT).reshape(-1, n, n)
     for transpose, rightside in ((False, False), (True, True), (True, False)):
         plan = plan_application(
             X, triangles, X, lower=True, transpose=transpose, rightside=rightside, solve=True, cell=None

@@ -83,7 +83,7 @@ def _plan_steps(
 def plan_vjp_begin(M: Tensor, G: Tensor, L: Tensor, gL: Tensor, rank: Tensor) -> Launch:
     """M, G := the columns of L and gL that were computed, M with ones on its diagonal for the others.
 
-    L, gL: (items, n, n), any strides; the rest is contiguous. Only lower triangles are written.
+    L, gL: (items, n, n), any strides; the rest is contiguous. Above the diagonal M and G become zero.
     """
     return (
         "pstrf_batch", "pstrf_vjp_begin<{T}>", L, (-(-M.numel() // _THREADS),), _THREADS, 0,

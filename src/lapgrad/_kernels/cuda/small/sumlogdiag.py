@@ -60,5 +60,5 @@ def _choose_rows(items: int, n: int) -> tuple[int, int, int]:
 
 
 def _choose_lanes(n: int, most: int) -> int:
-    """A power of two, n or more if it is not more than ``most``."""
+    """Return the least power of two that is at least n, limited to ``most``."""
     return min(most, 1 << (n - 1).bit_length())

@@ -1,4 +1,4 @@
-"""Code that the gradients of syevd and gesvd share above the small orders: queue, operands, and check.
+"""Code that the gradients of syevd and gesvd share for matrices too large for one block of threads.
 
 See ``kernels/spectral_tiles.cuh`` and csrc/gpu/device_spectral.h, which launches products and kernels.
 """
