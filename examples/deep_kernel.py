@@ -75,7 +75,7 @@ for place, name, model in zip(axes, ("RBF", "deep RBF"), (plain, deep), strict=F
     place.legend(frameon=False, fontsize=8)
 with torch.no_grad():
     axes[2].plot(x_new, deep.kernel.network(x_new[:, None]), color="#1f5a99")
-axes[2].set(title="what the network makes of x", xlabel="x", ylabel="g(x)")
+axes[2].set(title="what the network makes of x", xlabel="x", ylabel="g(x)", xticks=(-1, 0, 1))
 figure.savefig(options.output / "deep_kernel.png", dpi=120)
 
 # %% [markdown]
@@ -88,7 +88,7 @@ figure.savefig(options.output / "deep_kernel.png", dpi=120)
 # %%
 file = None if options.data_dir is None else Path(options.data_dir) / "kin8nm.csv.gz"
 if file is None or not file.exists():
-    print("kin8nm.csv.gz (OpenML, data set 189) was not found: pass --data-dir, or set LAPGRAD_DATA")
+    print("skipped: kin8nm.csv.gz (OpenML, data set 189) is not there; --data-dir names its folder")
 else:
     with gzip.open(file, "rt") as lines:
         next(lines)

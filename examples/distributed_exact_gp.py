@@ -70,7 +70,7 @@ if grid.is_first:
     axes.plot(line, mean, label="mean")
     axes.plot(line, torch.sin(9 * line) * torch.cos(torch.tensor(2.5)), "--", label="truth")
     axes.set(xlabel="first coordinate", ylabel="f at 0.5 of the second")
-    axes.set_title(f"{n} observations on {grid.size} processes")
+    axes.set_title(f"{n} observations, processes: {grid.size}")
     axes.legend()
     options.output.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.output / "distributed_exact_gp.png", dpi=120)

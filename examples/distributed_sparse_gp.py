@@ -72,7 +72,7 @@ group.wait_for_all()
 X, y = shard(folder / "X.npy", folder / "y.npy", group=group)
 model = SparseGPRegression(X, y, inducing=U, generator=0, group=group)
 if group.is_first:
-    print(f"{group.size} processes; this one has {len(X)} of {n} rows")
+    print(f"process {group.rank} of {group.size}: {len(X)} of {n} rows")
 
 # %% [markdown]
 # ## Learning
@@ -107,8 +107,9 @@ if group.is_first:
     axes.plot(points[:, 0], truth, color="#999999", label="truth")
     axes.plot(points[:, 0], mean, color="#1f5a99", label="mean")
     deviation = variance.sqrt()
-    axes.fill_between(points[:, 0], mean - 2 * deviation, mean + 2 * deviation, alpha=0.2, color="#1f5a99")
-    axes.set(xlabel="first input, the others 0", title=f"{n} rows, {U} inducing inputs")
+    band = (mean - 2 * deviation, mean + 2 * deviation)
+    axes.fill_between(points[:, 0], *band, alpha=0.2, color="#1f5a99", label="two deviations")
+    axes.set(xlabel="first input, the others 0", ylabel="f", title=f"{n} rows, {U} inducing inputs")
     axes.legend()
     figure.savefig(options.output / "distributed_sparse_gp.png", dpi=120)
     shutil.rmtree(folder)

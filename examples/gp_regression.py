@@ -49,30 +49,26 @@ print(f"{int(train.sum())} months to learn from, {int(test.sum())} to forecast")
 # a year is known, and stays fixed.
 
 # %%
-trend = RBF(lengthscale=50.0, variance=2000.0)
-season = Periodic(period=1.0, lengthscale=1.0, variance=10.0) * RBF(lengthscale=60.0)
-weather = RationalQuadratic(lengthscale=1.0, variance=1.0)
+trend = RBF(lengthscale=50.0, variance=2000.0, name="trend")
+season = Periodic(period=1.0, lengthscale=1.0, variance=10.0, name="year") * RBF(60.0, name="drift")
+weather = RationalQuadratic(lengthscale=1.0, variance=1.0, name="weather")
 model = GPRegression(
     years[train], ppm[train], trend + season + weather, noise_var=0.1, mean="linear", normalise=False
 )
-print(f"hyper-parameters: {', '.join(model.hyperparameters())}")
-model.fix("kernel.parts.1.parts.0.period", "kernel.parts.1.parts.1.variance")
+model.fix("kernel.parts.1.year.period", "kernel.parts.1.drift.variance")
 
 # %% [markdown]
 # ## Learning
 #
-# L-BFGS on value and gradient of the marginal likelihood. Each evaluation takes $n^3$ flops and two $n^2$
-# buffers.
+# L-BFGS on value and gradient of the marginal likelihood. Each evaluation takes $n^3$ flops, and two to
+# three $n^2$ buffers.
 
 # %%
 before = model.loss().item()
 result = model.fit(steps=80 if options.quick else 200)
-print(
-    f"-log p(y): {before:.1f} -> {result.loss:.1f} in {result.steps} evaluations, {result.seconds:.1f} s "
-    f"({result.reason})"
-)
-for name, value in model.hyperparameters().items():
-    print(f"    {name:<36}{value.tolist() if value.dim() else round(value.item(), 4)}")
+print(f"-log p(y): {before:.1f} -> {result.loss:.1f} in {result.steps} evaluations, {result.seconds:.1f} s")
+print(result.reason)
+print(model.summary())
 
 # %% [markdown]
 # ## The forecast

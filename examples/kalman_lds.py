@@ -135,7 +135,8 @@ known = kalman_nll(
     torch.eye(4, dtype=torch.float64),
 ).sum()
 print(f"learned: {found[best].loss:.1f}; the true system: {known.item():.1f} (negative log likelihoods)")
-print("eigenvalues of A, learned:", [f"{abs(e):.2f}" for e in torch.linalg.eigvals(lds.component.A.detach())])
+moduli = torch.linalg.eigvals(lds.component.A.detach()).abs()
+print("moduli of the eigenvalues of A:", ", ".join(f"{value:.2f}" for value in moduli))
 
 # %% [markdown]
 # The criterion alone, value and gradient, against the same filter written step by step in differentiable

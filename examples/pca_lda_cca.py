@@ -176,7 +176,7 @@ for place, points, title in (
         place.scatter(*points[test][labels[test] == c].T, s=9, color=colours[c], label=f"ring {c + 1}")
     what = "discriminant" if points is not rings else "coordinate"
     place.set(title=title + " (test data)", xlabel=f"first {what}", ylabel=f"second {what}")
-    place.legend(frameon=False)
+    place.legend(fontsize=8)
 axes[0, 1].scatter(spiral[:, 0], spiral[:, 1], c=s, s=9, cmap="viridis")
 axes[0, 1].set(
     title="view 1 of a hidden number (colour)", xlabel="first coordinate", ylabel="second coordinate"
@@ -186,7 +186,7 @@ axes[1, 1].set(title="learned CCA (test data)", xlabel="variate of view 1", ylab
 axes[0, 2].bar(range(40), units.tolist(), color="0.6")
 axes[0, 2].set(title="units of 40 variables, of which 6 matter", xlabel="variable", ylabel="unit")
 axes[1, 2].bar(range(40), weights.tolist(), color=["#1f5a99"] * 6 + ["0.6"] * 34)
-axes[1, 2].set(title="learned weights for PCA (blue: they matter)", xlabel="variable", ylabel="weight")
+axes[1, 2].set(title="learned weights (blue: they matter)", xlabel="variable", ylabel="weight")
 for place in axes.flat:
     place.spines[["top", "right"]].set_visible(False)
 figure.savefig(options.output / "pca_lda_cca.png", dpi=120)

@@ -130,7 +130,7 @@ def test_an_interrupted_run_leaves_a_valid_file(
 
     monkeypatch.setattr(model_runner, "measure", measure)
     assert run_command("--output", "m.json", "--give-up", "0") == 130
-    assert "--resume goes on" in capsys.readouterr().err
+    assert "with --resume continues" in capsys.readouterr().err
     found = read_contents(tmp_path / "m.json")
     assert not found["complete"]
     assert {row["model"] for row in found["rows"]} == {"sparse_gp"}
@@ -140,7 +140,7 @@ def test_an_interrupted_run_leaves_a_valid_file(
     ("options", "message"),
     [
         (["--inducing", "81"], "there are 80 rows of data, 81 were asked for"),
-        (["--resume"], "say with --output"),
+        (["--resume"], "--resume needs the file to continue: --output FILE"),
         (["--peer", "gpy", "--peer", "gpy=/bin/true"], "each library can be named once"),
     ],
 )

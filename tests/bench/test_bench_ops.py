@@ -73,7 +73,7 @@ def test_rows_say_what_was_measured(tmp_path):
 def test_operators_without_arithmetic_have_bytes_and_no_flops():
     case = Case(OPERATORS["copyltu"], Shape(4, 4), torch.float32)
     timing = Timing(1.0, 1.0, 1.0, 3)
-    row = runner.Measurement(case, "forward", 1, timing, timing, gemm_rate=1e9, moved=1.0).rows()[0]
+    row = runner.Measurement(case, "forward", 1, timing, timing, gemm_rate=1e9, moved=1.0).make_rows()[0]
     assert row["flops"] is None
     assert row["gemm_fraction"] is None
     assert row["bytes"] == 1.5 * 16 * 4
@@ -131,7 +131,7 @@ def test_a_run_says_how_long_it_takes_and_keeps_to_its_budget(tmp_path, capsys):
     assert cli.main([*command, "--budget", "1e-9"]) == 0
     shown = capsys.readouterr()
     assert "8 cases, at most 20 s" in shown.err
-    assert "8 of 8 cases had no time" in shown.out
+    assert "8 of 8 cases were not timed" in shown.out
     assert not json.loads(file.read_text())["complete"]
     assert cli.main([*command, "--resume"]) == 0
     assert "8 cases, at most 2 min 40 s" in capsys.readouterr().err
@@ -188,7 +188,7 @@ def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(requests, "measure", interrupted)
     assert bench(*SMALL, "--output", file) == 130
-    assert f"8 figures are in {file}, --resume goes on" in capsys.readouterr().err
+    assert f"8 figures are in {file}; the same command with --resume continues" in capsys.readouterr().err
     kept = Results.load(file, "ops")
     assert not kept.complete
     assert len(kept.rows) == 2 * 2 * 2
@@ -260,7 +260,7 @@ def test_resuming_nothing_begins(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resume"], "--resume: say with --output which file"),
+        (["--resume"], "--resume needs the file to continue: --output FILE"),
         (["--with", "new.json"], "--with: say with --compare which file"),
         (["--bars", "--peer", "jax"], "--bars goes with none of --peer"),
         (["--compare", "none.json"], "none.json: there is no such file"),
@@ -398,12 +398,24 @@ def test_progress_on_a_terminal(rich, monkeypatch):
     monkeypatch.setattr(progress, "_PAUSE", 0.0)
     with progress.show_progress(0.25) as show:
         show(0.25, "potrf 64")
-        show(0.5, "potrf 128")
-    assert "potrf 128" in terminal.text
+        show(0.26, "potrf 128")
+        show(0.5, "potrf 256")
+    assert "potrf 256" in terminal.text
     if not rich:
-        first, second = terminal.text.splitlines()
+        first, _, third = terminal.text.splitlines()
         assert first == " 25.0 %  estimating  potrf 64"
-        assert second.startswith(" 50.0 %  under 1 s left  potrf 128")
+        assert third.startswith(" 50.0 %  under 1 s left  potrf 256")
+
+
+def test_the_first_step_does_not_count_for_the_time_left(monkeypatch):
+    """It starts threads, compiles and reads data."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    estimate = progress._Estimate(0.0)
+    now = 60.0
+    assert estimate.describe(0.001) == "estimating"
+    now = 70.0
+    assert estimate.describe(0.101) == "1 min 30 s left"
 
 
 def test_progress_is_quiet_off_a_terminal(capsys):

@@ -51,7 +51,7 @@ def test_a_peer_is_timed_beside_torch(fake_jax):
     assert [m.phase for m in found] == ["forward", "backward", "step"]
     for m in found:
         assert m.others["jax"].samples >= 3
-        assert [row["library"] for row in m.rows()] == ["lapgrad", "torch", "jax"]
+        assert [row["library"] for row in m.make_rows()] == ["lapgrad", "torch", "jax"]
     assert facts["jax"]["version"] == "0.0.fake"
     assert facts["jax"]["executable"] == sys.executable
     assert not facts["jax"]["lacks"]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lapgrad import cli
-from lapgrad_bench.bench.ops.cases import OPERATORS
+from lapgrad_bench.bench.ops.cases import OPERATORS, Case
+from lapgrad_bench.bench.ops.inputs import Shape
 from lapgrad_bench.bench.sweep import draw, heatmaps, summary
 from lapgrad_bench.bench.sweep.summary import Comparison
 from lapgrad_bench.bench.watched import requests
@@ -70,6 +71,19 @@ def test_limits_hold():
     tight = draw.Limits(operand_bytes=1e6, call_seconds=1e-3, rate=1e10)
     for case in itertools.islice(draw.draw_cases(1, tight), 200):
         assert case.shape.n * case.shape.m * case.shape.items * case.dtype.itemsize <= 1e6
+
+
+def test_what_torch_does_one_by_one_on_a_gpu_counts():
+    gpu = torch.device("cuda")
+    limits = draw.Limits.choose(gpu, 2, call_seconds=0.1)
+
+    def estimate(name, text):
+        return draw.estimate_seconds(Case(OPERATORS[name], Shape.parse(text), torch.float64, gpu), limits)
+
+    assert estimate("gesvd", "1000x64x64") > 1.0 > 0.1 > estimate("gesvd", "1000x32x32")
+    assert estimate("gelqf", "10000x16x16") > 0.5
+    assert estimate("pstrf", "1000") >= 0.1
+    assert estimate("potrf", "1000x64x64") < 0.01
 
 
 def test_the_fastest_other_library_counts():
@@ -162,7 +176,7 @@ def test_a_slower_timing_is_repeated_for_longer(tmp_path, monkeypatch):
             def __init__(self, phase):
                 self.phase = phase
 
-            def rows(self):
+            def make_rows(self):
                 ours = 2.0 if len(asked) == 1 and self.phase == "backward" else 1.0
                 return [
                     row("lapgrad", ours, phase=self.phase, samples=3),

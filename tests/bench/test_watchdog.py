@@ -260,9 +260,9 @@ def test_peers_are_compared_with_lapgrad_where_torch_is_left_out(monkeypatch):
     case = Case(hanging, Shape(4, 3), torch.float64)
     with Peers([PeerSpec("jax", sys.executable)], timeout=30.0) as peers:
         (found,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
-        assert [row["library"] for row in found.rows()] == ["lapgrad", "jax"]
+        assert [row["library"] for row in found.make_rows()] == ["lapgrad", "jax"]
         monkeypatch.setenv("FAKE_JAX", "wrong")
         peers.record_failure("jax", "another case", "died")
         (alone,) = runner.measure(case, ["backward"], 1, seconds=0, peers=peers, with_torch=False)
-        assert [row["library"] for row in alone.rows()] == ["lapgrad"]
+        assert [row["library"] for row in alone.make_rows()] == ["lapgrad"]
         assert "of jax differs from lapgrad by" in peers.facts["jax"]["lacks"][str(case)]

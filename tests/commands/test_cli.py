@@ -42,6 +42,22 @@ def test_verbose_info_has_version_cpu_blas_threads_and_cuda(capsys):
     assert "threads" in printed
 
 
+def test_verbose_info_fits_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["info", "--verbose"]) == 0
+    wide = [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
+    assert all("/" in line for line in wide), "only paths are longer"
+
+
+def test_an_interruption_is_acknowledged(capsys, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "collect", interrupt)
+    assert cli.main(["info"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 def test_info_as_json_is_what_collect_returns(capsys):
     assert cli.main(["info", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -72,6 +88,8 @@ def test_version(capsys):
         (["bench", "ops", "--batches", "8xx8"], "'8xx8' is not a shape"),
         (["bench", "ops", "--dtypes", "float16"], "'float16' is not one of"),
         (["bench", "ops", "--threads", "0"], "'0' is not a list of thread counts"),
+        (["bench", "accelerate", "--only", "choleski"], "'choleski' is not one of cholesky"),
+        (["bench", "accelerate", "--dtypes", "float16"], "'float16' is not one of"),
         (["bench"], "required: topic"),
         (["demo", "--steps", "0"], "'0' is not a positive whole number"),
     ],

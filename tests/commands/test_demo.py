@@ -133,6 +133,14 @@ def test_an_example_that_is_not_there(capsys):
     assert "there is no example 'nothing'. There are: " in capsys.readouterr().err
 
 
+def test_a_folder_without_the_data_is_named(tmp_path, capsys):
+    arguments = ["demo", "gp", "--quick", "--data-dir", str(tmp_path / "none"), "--output", str(tmp_path)]
+    assert cli.main(arguments) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "co2_monthly.csv does not exist" in said
+    assert "--data-dir" in said
+
+
 def test_examples_of_an_installed_package_come_first(tmp_path, monkeypatch):
     package = tmp_path / "site" / "lapgrad"
     for place in (package / "examples", tmp_path / "examples"):

@@ -42,8 +42,10 @@ def test_there_are_examples():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_runs_in_its_reduced_form(name, tmp_path, capsys):
     assert cli.main(["demo", name, "--quick", "--output", str(tmp_path / "figures")]) == 0
-    assert capsys.readouterr().out.strip(), "an example says what it has found"
-    figures = list((tmp_path / "figures").glob("*.png"))
+    *found, last = capsys.readouterr().out.splitlines()
+    assert found, "an example says what it has found"
+    figures = sorted((tmp_path / "figures").glob("*.png"))
+    assert last == " ".join(["written:", *map(str, figures)])
     assert figures
     assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
     assert not [path for path in tmp_path.iterdir() if path.name != "figures"], "written outside of --output"

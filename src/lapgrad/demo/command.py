@@ -88,9 +88,7 @@ def _run_example(arguments: argparse.Namespace) -> int:
     example = examples.find_example(arguments.example)
     if example is None:
         known = ", ".join(example.short_name for example in examples.find_examples())
-        print(
-            f"lapgrad demo: there is no example {arguments.example!r}. There are: {known}.", file=sys.stderr
-        )
+        _print_error(f"lapgrad demo: there is no example {arguments.example!r}. There are: {known}.")
         return 2
     passed = ["--quick"] if arguments.quick else []
     if arguments.output:
@@ -106,8 +104,26 @@ def _run_example(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    example.run(passed)
+    began = time.time()
+    try:
+        example.run(passed)
+    except FileNotFoundError as error:
+        if not arguments.data_dir or not Path(str(error.filename)).is_relative_to(arguments.data_dir):
+            raise
+        _print_error(
+            f"lapgrad demo {example.short_name}: {error.filename} does not exist. The example reads it from "
+            "--data-dir."
+        )
+        return 1
+    folder = arguments.output or Path()
+    written = sorted(path for path in folder.glob("*.png") if path.stat().st_mtime >= began)
+    if written:
+        print("written:", *written)
     return 0
+
+
+def _print_error(text: str) -> None:
+    print(textwrap.fill(text, shutil.get_terminal_size().columns, break_on_hyphens=False), file=sys.stderr)
 
 
 def _run_tour(arguments: argparse.Namespace) -> int:
@@ -124,8 +140,8 @@ def _run_tour(arguments: argparse.Namespace) -> int:
     train, test = carbon.load()
     console.print("[bold]Gaussian process regression[/]: CO2 at Mauna Loa, monthly means")
     console.print(
-        f"learn from {len(train)} months (1959 to 1987), forecast {len(test)} (1988 to 1997); "
-        f"{arguments.dtype}, {torch.get_num_threads()} threads\n"
+        f"learn from {len(train)} months (1959 to 1987), forecast {len(test)} (1988 to 1997)\n"
+        f"{arguments.dtype}, threads: {torch.get_num_threads()}\n"
     )
     model = make_model(train, dtype)
     started = time.perf_counter()

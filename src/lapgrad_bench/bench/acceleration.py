@@ -21,6 +21,7 @@ from torch import Tensor
 
 import lapgrad
 from lapgrad.accelerate import registry
+from lapgrad.accelerate.routes import ROUTES
 from lapgrad_bench.bench.measure.timing import (
     Thunk,
     freeze_existing_objects,
@@ -29,15 +30,16 @@ from lapgrad_bench.bench.measure.timing import (
     time_in_turns,
 )
 from lapgrad_bench.common.machine import collect_metadata
+from lapgrad_bench.common.option_values import make_names_parser, parse_number, parse_positive
 
 #: Numbers of matrices that are tried, for each order.
 ITEMS = (1, 4, 16, 64, 256, 1000, 10000)
 
-#: Calls that take more operations than this are left out, of batches and of single matrices: the entry of the
-#: order below holds for them.
+#: Calls of batches, and of single matrices, that take more operations than this are not timed. Their entry of
+#: the table is that of the next smaller order.
 _MOST_FLOPS, _MOST_FLOPS_OF_ONE = 4e8, 6e9
 
-#: lapgrad takes a call if it takes at most this part of torch's time: ratios vary from run to run.
+#: lapgrad serves calls for which it needs at most this part of torch's time: ratios vary from run to run.
 _MARGIN = 0.95
 
 #: Calls that --check accepts: slower by at most 5 % and 3 microseconds.
@@ -46,6 +48,10 @@ _ALLOWED_RATIO, _ALLOWED_SECONDS = 1.05, 3e-6
 #: Recording a call may cost this part of what the gradient gains on top of that: taking the call pays if a
 #: backward follows at least every second time.
 _PART_OF_GAIN = 0.5
+
+#: Orders up to which torch's LU of batches is right on several CPU threads. Above, it may not return, and
+#: lapgrad takes the call whichever is faster.
+_SAFE_ORDERS = {route.name: route.safe_order for route in ROUTES if route.must is not None}
 
 
 @dataclass(frozen=True)
@@ -158,13 +164,16 @@ CASES = (
     Case("eigh", ("_linalg_eigh",), torch.linalg.eigh, _draw_positive_definite, 12.0),
     Case("svd", ("_linalg_svd",), _compute_svd, _draw_general, 25.0),
     Case("qr", ("linalg_qr",), torch.linalg.qr, _draw_general, 5.0),
-    Case("inv", ("linalg_inv_ex",), getattr(torch.linalg, "inv"), _draw_general, 2.0, has_gradient=False),  # noqa: B009
+    Case("isclose", ("isclose",), lambda A: torch.isclose(A, A.mT), _draw_general, 0.01, False, ("cpu",)),
+    # By name, as a call of torch's LU must not stand here: batches that are not safe are not timed.
     *(
-        Case(name, (operator,), getattr(torch.linalg, name), _draw_general, 0.7, False, ("cuda",))
-        for name, operator in (
-            ("det", "_linalg_det"),
-            ("slogdet", "_linalg_slogdet"),
-            ("lu_factor", "linalg_lu_factor_ex"),
+        Case(name, (operator,), getattr(torch.linalg, name), _draw_general, flops, has_gradient, devices)
+        for name, operator, flops, has_gradient, devices in (
+            ("inv", "linalg_inv_ex", 2.0, False, ("cpu", "cuda")),
+            ("lu_factor", "linalg_lu_factor_ex", 0.7, True, ("cpu",)),
+            ("det", "_linalg_det", 0.7, False, ("cuda",)),
+            ("slogdet", "_linalg_slogdet", 0.7, False, ("cuda",)),
+            ("lu_factor", "linalg_lu_factor_ex", 0.7, False, ("cuda",)),
         )
     ),
     Case(
@@ -185,11 +194,14 @@ CASES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `lapgrad bench accelerate`."""
     names = sorted({case.name for case in CASES})
-    parser.add_argument("--only", type=lambda text: text.split(","), help=f"of {', '.join(names)} [all]")
+    parser.add_argument("--only", type=make_names_parser(names), help=f"of {', '.join(names)} [all]")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float64", "float32"])
-    parser.add_argument("--threads", type=int, help="[torch's]")
-    parser.add_argument("--seconds", type=float, default=0.03, help="per call that is timed [0.03]")
+    dtypes = ["float64", "float32"]
+    parser.add_argument(
+        "--dtypes", type=make_names_parser(dtypes), default=dtypes, help=f"[{','.join(dtypes)}]"
+    )
+    parser.add_argument("--threads", type=parse_number, help="[torch's]")
+    parser.add_argument("--seconds", type=parse_positive, default=0.03, help="per call that is timed [0.03]")
     parser.add_argument("--check", action="store_true", help="find calls that are slower than without")
     parser.add_argument("--output", type=Path, help="write the table, or the rows of --check, as JSON")
 
@@ -206,6 +218,8 @@ def run(arguments: argparse.Namespace) -> int:
         for case in CASES
         if arguments.device in case.devices and (arguments.only is None or case.name in arguments.only)
     ]
+    rows = len(cases) * len(arguments.dtypes)
+    print(f"lapgrad bench accelerate: {rows} functions and dtypes, minutes for each", file=sys.stderr)
     with freeze_existing_objects():
         return _check(arguments, cases) if arguments.check else _write_table(arguments, cases)
 
@@ -257,7 +271,7 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
         least = 0
         measured = False
         for items in reversed(ITEMS):
-            if not _is_affordable(case, items, n):
+            if not _may_be_timed(case, items, n, arguments.device):
                 continue
             measured = True
             # Once more, for longer: the noise of a machine looks like a slow call, too.
@@ -270,7 +284,10 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
     return smooth_row(row)
 
 
-def _is_affordable(case: Case, items: int, n: int) -> bool:
+def _may_be_timed(case: Case, items: int, n: int, device: str) -> bool:
+    safe_order = _SAFE_ORDERS.get(case.name)
+    if device == "cpu" and items > 1 and safe_order is not None and n > safe_order:
+        return False
     work = items * n**3 * case.flops
     return work <= (_MOST_FLOPS_OF_ONE if items == 1 else _MOST_FLOPS) and items * n * n <= 3e6
 
@@ -330,10 +347,10 @@ def _make_thunk(case: Case, items: int, n: int, dtype: torch.dtype, device: str,
     if kind == "forward":
         return lambda: case.call(*operands)
     leaves = [operand.requires_grad_() for operand in operands]
-    if kind == "recorded":
-        return lambda: case.call(*leaves)
     results = case.call(*leaves)
     chosen = [x for x in (results if isinstance(results, tuple) else (results,)) if x.requires_grad]
+    if kind == "recorded" or not chosen:
+        return lambda: case.call(*leaves)
     cotangents = [torch.ones_like(x) for x in chosen]
 
     def step() -> Any:
@@ -352,7 +369,7 @@ def _list_calls(device: str, case: Case) -> Iterator[tuple[int, int, str]]:
     for n in (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64, 100, 128, 200, 256, 512, 1024, 2048):
         for items in ITEMS:
             for kind in ("forward", "recorded", "gradient"):
-                if _is_affordable(case, items, n):
+                if _may_be_timed(case, items, n, device):
                     yield n, items, kind
 
 

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     shape = None if arguments.grid is None else _read_shape(arguments.grid)
     grid = make_grid(shape, block=arguments.block, device=arguments.device, engine=arguments.engine)
-    _print(grid, f"{grid}, {torch.get_num_threads()} threads each")
+    _print(grid, f"{grid}\nthreads of each process: {torch.get_num_threads()}")
     for n in arguments.sizes:
         _measure(grid, "grid", n, arguments)
         if arguments.model and grid.size == 1:
@@ -143,9 +143,9 @@ def _measure(grid: ProcessGrid | None, name: str, n: int, arguments: argparse.Na
     parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in best.parts.items())
     _print(
         grid,
-        f"{name} n={n}: {middle:.2f} s (least {best.seconds:.2f}), {peak / 2**20:.0f} MB beyond the data, "
-        f"resident at most {_read_peak_resident() / 2**20:.0f} MB, loss {best.value:.12g}, |gradient| "
-        f"{float(best.gradient.norm()):.12g}",
+        f"{name} n={n}: {middle:.2f} s (least {best.seconds:.2f}), {peak / 2**20:.0f} MB beyond the data\n"
+        f"    resident at most {_read_peak_resident() / 2**20:.0f} MB\n"
+        f"    loss {best.value:.12g}, |gradient| {float(best.gradient.norm()):.12g}",
     )
     if parts:
         _print(grid, f"    best run: {parts}")

@@ -8,10 +8,9 @@ One evaluation of value and gradient, n observations, blocks of b rows and colum
     messages    n² / 2 · (3 / r + 4 / c) numbers: of each block, panels of rows travel along columns of the
     grid and
                 panels of columns along rows, once in the factorisation and twice in the inverse, where one
-                is a sum
+                is a sum (on CPUs also that of the factorisation: 5 / c)
     starts      9 n / b exchanges, each in log₂ of the processes of a row or column stages
-    memory      n² / p numbers, panels of n g (1 / r + 1 / c) with g = max(b, 512), and what a panel of the
-    kernel takes
+    memory      n² / p numbers, panels of n b (1 / r + 1 / c), and what a panel of the kernel takes
 
 Nothing overlaps in the model. Libraries that compute while they send are faster.
 """
@@ -26,8 +25,6 @@ from lapgrad.distributed.blockcyclic.scalapack import choose_shape
 
 _BYTES = 8
 _EXCHANGES = 9
-_GROUP = 512
-"""Columns of the inverse that are computed together, at least: ``distributed/blockcyclic/inverse.py``."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,6 @@ def estimate(n: int, shape: tuple[int, int], machine: Machine) -> Estimate:
     """Return what one evaluation of n observations on a grid of this shape takes."""
     rows, columns = shape
     processes, block = rows * columns, min(machine.block, n)
-    group = min(max(block, _GROUP), n)
     numbers = 0.5 * n**2 * (3.0 * (columns > 1) / rows + 4.0 * (rows > 1) / columns)
     stages = math.log2(rows) + math.log2(columns) if processes > 1 else 0.0
     return Estimate(
@@ -94,7 +90,7 @@ def estimate(n: int, shape: tuple[int, int], machine: Machine) -> Estimate:
         kernel=0.5 * n**2 / processes / machine.entries,
         messages=_BYTES * numbers / machine.bandwidth,
         starts=0.5 * _EXCHANGES * n / block * stages * machine.latency,
-        memory=_BYTES * (n**2 / processes + n * group * (1 / rows + 1 / columns)) + machine.kernel_panel,
+        memory=_BYTES * (n**2 / processes + n * block * (1 / rows + 1 / columns)) + machine.kernel_panel,
     )
 
 
@@ -102,7 +98,7 @@ def format_plan(n: int, processes: list[int], machine: Machine) -> list[str]:
     """Return a table in Markdown: seconds and memory per process for numbers of processes."""
     lines = [
         "| processes | grid | seconds | products | messages | efficiency | GB per process |",
-        "|---|---|---|---|---|---|---|",
+        "|---:|---|---:|---:|---:|---:|---:|",
     ]
     for count in processes:
         shape = choose_shape(count)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ from lapgrad_bench.bench.models import exact_gp, sparse_gp
 from lapgrad_bench.bench.models.cases import MODELS, Selection, list_cases
 from lapgrad_bench.bench.ops import tables
 from lapgrad_bench.bench.ops.agreement import DisagreementError
-from lapgrad_bench.bench.ops_options import add_give_up
+from lapgrad_bench.bench.ops_options import add_give_up, check_common_options, make_peer_parser
 from lapgrad_bench.bench.peers.client import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import FailedError, make_measurer
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.option_values import parse_number
+from lapgrad_bench.common.option_values import make_names_parser, parse_number, parse_numbers
 from lapgrad_bench.common.plotting import write_figures
 from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row
@@ -45,15 +44,19 @@ _QUICK_INDUCING, _QUICK_SIZES, _QUICK_SECONDS = (50, 200), (500,), 0.3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: what is measured, against which libraries, and where the results go."""
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--models", type=_parse_models, default=list(MODELS), help=f"[{','.join(MODELS)}]")
+    what.add_argument(
+        "--models", type=make_names_parser(MODELS), default=list(MODELS), help=f"[{','.join(MODELS)}]"
+    )
     what.add_argument(
         "--data-dir", type=Path, help="where power.csv.gz is [LAPGRAD_DATA]; missing: made-up data"
     )
     sizes = ",".join(map(str, sparse_gp.INDUCING))
-    what.add_argument("--inducing", type=_parse_numbers, help=f"of the sparse process [{sizes}]")
-    what.add_argument("--sizes", type=_parse_numbers, help="observations of the exact process [3000]")
+    what.add_argument("--inducing", type=parse_numbers, help=f"of the sparse process [{sizes}]")
+    what.add_argument("--sizes", type=parse_numbers, help="observations of the exact process [3000]")
     what.add_argument(
-        "--kernels", type=_parse_kernels, help=f"of the exact process [{','.join(exact_gp.KERNELS)}]"
+        "--kernels",
+        type=make_names_parser(exact_gp.KERNELS),
+        help=f"of the exact process [{','.join(exact_gp.KERNELS)}]",
     )
     what.add_argument(
         "--dimensions", type=parse_number, default=8, help="of the inputs of the exact process [8]"
@@ -69,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whom = parser.add_argument_group("against whom (besides torch)")
     whom.add_argument(
         "--peer",
-        type=_parse_peer,
+        type=make_peer_parser(LIBRARIES_OF_MODELS),
         action="append",
         metavar="NAME[=PYTHON]",
         help=f"{', '.join(LIBRARIES_OF_MODELS)}: with the Python that has it (gpy=/path/to/python), or this "
@@ -85,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_give_up(parser, _PATIENCE)
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written after every case")
-    output.add_argument("--resume", action="store_true", help="go on with an interrupted --output file")
+    output.add_argument("--resume", action="store_true", help="continue an interrupted --output file")
     output.add_argument("--plots", type=Path, metavar="DIR", help="time and memory over U, as PNG and SVG")
     output.add_argument("--markdown", action="store_true", help="print tables in Markdown")
 
@@ -100,76 +103,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    _check_options(arguments)
+    check_common_options(arguments)
     warn_when_busy()
-    quick = arguments.quick
-    inducing = arguments.inducing or list(_QUICK_INDUCING if quick else sparse_gp.INDUCING)
-    sizes = arguments.sizes or list(_QUICK_SIZES if quick else _SIZES)
-    seconds = arguments.seconds if arguments.seconds is not None else _QUICK_SECONDS if quick else _SECONDS
-    data, name = sparse_gp.load_power_or_stand_in(arguments.data_dir)
-    rows = min(len(data[0]), arguments.rows or len(data[0]))
-    if rows < max(inducing):
-        raise UsageError(f"--inducing: there are {rows} rows of data, {max(inducing)} were asked for")
-    selection = Selection(
-        models=arguments.models,
-        data=name,
-        folder=str(arguments.data_dir.absolute()) if arguments.data_dir else None,
-        rows=rows,
-        inducing=inducing,
-        sizes=sizes,
-        kernels=arguments.kernels or list(exact_gp.KERNELS[:1] if quick else exact_gp.KERNELS),
-        dimensions=arguments.dimensions,
-        large=arguments.million,
-        quick=quick,
-    )
-    chosen = list_cases(selection)
+    selection, seconds = _select(arguments), _choose_seconds(arguments)
     selected = dataclasses.asdict(selection)
-    options = {
-        **{option: value for option, value in selected.items() if option not in ("folder", "quick")},
-        "threads": arguments.threads,
-        "device": arguments.device,
-        "seconds": seconds,
-    }
-    results = start_or_resume("models", arguments, options)
-    done = {_make_key(row) for row in results.rows}
-    specs = arguments.peer
-    if specs is None:
-        specs = [spec for spec in map(PeerSpec, LIBRARIES_OF_MODELS) if spec.installed]
-    to_do = [case for case in chosen if (case.model, str(case.case)) not in done]
-    not_timed = []
-    common = {
-        "selection": selected,
-        "threads": arguments.threads,
-        "seconds": seconds,
-        "device": arguments.device,
-    }
-    peers = Peers(specs, arguments.device, arguments.peer_timeout, results.peers)
-    with make_measurer(peers, arguments.give_up) as measuring:
-        try:
-            total, present = len(chosen), len(chosen) - len(to_do)
-            with show_progress(present / max(1, total), quiet_off_terminal=True) as show:
-                for i, case in enumerate(to_do, present):
-                    show(i / total, f"{i + 1}/{total} {case}")
-                    try:
-                        found = measuring.measure("model", index=chosen.index(case), **common)
-                    except DisagreementError as error:
-                        not_timed.append(str(error))
-                        continue
-                    except FailedError as error:
-                        not_timed.append(f"{case}: {error}")
-                        continue
-                    results.rows += [
-                        {**row, "data": name} if row["model"] == "sparse_gp" else row for row in found["rows"]
-                    ]
-                    results.bars += found["bars"]
-                    write_results(results, arguments.output)
-        except KeyboardInterrupt:
-            write_results(results, arguments.output)
-            report_interruption(arguments, len(results.rows))
-            return 130
+    common = {"threads": arguments.threads, "device": arguments.device, "seconds": seconds}
+    options = {option: value for option, value in selected.items() if option not in ("folder", "quick")}
+    results = start_or_resume("models", arguments, {**options, **common})
+    try:
+        not_timed = _measure_cases(arguments, selection, {"selection": selected, **common}, results)
+    except KeyboardInterrupt:
+        write_results(results, arguments.output)
+        report_interruption(arguments, len(results.rows))
+        return 130
     results.complete = True
     write_results(results, arguments.output)
-    _print(arguments, results, name)
+    _print(arguments, results, selection.data)
     for line in not_timed:
         print(f"lapgrad bench models: not timed: {line}", file=sys.stderr)
     if arguments.plots:
@@ -177,16 +126,65 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if not_timed else 0
 
 
-def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
-    if arguments.resume and not arguments.output:
-        raise UsageError("--resume: say with --output which file is gone on with")
-    if arguments.plots and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
-    names = [spec.library for spec in arguments.peer or ()]
-    if len(set(names)) < len(names):
-        raise UsageError(f"--peer: {', '.join(names)}: each library can be named once")
+def _select(arguments: argparse.Namespace) -> Selection:
+    """Return what the options choose."""
+    quick = arguments.quick
+    inducing = arguments.inducing or list(_QUICK_INDUCING if quick else sparse_gp.INDUCING)
+    data, name = sparse_gp.load_power_or_stand_in(arguments.data_dir)
+    rows = min(len(data[0]), arguments.rows or len(data[0]))
+    if rows < max(inducing):
+        raise UsageError(f"--inducing: there are {rows} rows of data, {max(inducing)} were asked for")
+    return Selection(
+        models=arguments.models,
+        data=name,
+        folder=str(arguments.data_dir.absolute()) if arguments.data_dir else None,
+        rows=rows,
+        inducing=inducing,
+        sizes=arguments.sizes or list(_QUICK_SIZES if quick else _SIZES),
+        kernels=arguments.kernels or list(exact_gp.KERNELS[:1] if quick else exact_gp.KERNELS),
+        dimensions=arguments.dimensions,
+        large=arguments.million,
+        quick=quick,
+    )
+
+
+def _choose_seconds(arguments: argparse.Namespace) -> float:
+    if arguments.seconds is not None:
+        return float(arguments.seconds)
+    return _QUICK_SECONDS if arguments.quick else _SECONDS
+
+
+def _measure_cases(
+    arguments: argparse.Namespace, selection: Selection, request: dict[str, Any], results: Results
+) -> list[str]:
+    """Add rows and bars of the cases that the results lack; return why some could not be timed."""
+    chosen, done = list_cases(selection), {_make_key(row) for row in results.rows}
+    specs = arguments.peer
+    if specs is None:
+        specs = [spec for spec in map(PeerSpec, LIBRARIES_OF_MODELS) if spec.is_installed]
+    to_do = [case for case in chosen if (case.model, str(case.case)) not in done]
+    total, present = len(chosen), len(chosen) - len(to_do)
+    not_timed = []
+    peers = Peers(specs, arguments.device, arguments.peer_timeout, results.peers)
+    with (
+        make_measurer(peers, arguments.give_up) as measuring,
+        show_progress(present / max(1, total), quiet_off_terminal=True) as show,
+    ):
+        for i, case in enumerate(to_do, present):
+            show(i / total, f"{i + 1}/{total} {case}")
+            try:
+                found = measuring.measure("model", index=chosen.index(case), **request)
+            except DisagreementError as error:
+                not_timed.append(str(error))
+                continue
+            except FailedError as error:
+                not_timed.append(f"{case}: {error}")
+                continue
+            data = {"data": selection.data}
+            results.rows += [{**row, **data} if row["model"] == "sparse_gp" else row for row in found["rows"]]
+            results.bars += found["bars"]
+            write_results(results, arguments.output)
+    return not_timed
 
 
 def _print(arguments: argparse.Namespace, results: Results, name: str) -> None:
@@ -245,33 +243,3 @@ def _plot(rows: Sequence[Row], folder: Path) -> None:
 
 def _make_key(row: Row) -> tuple[str, str]:
     return row["model"], str(row["case"])
-
-
-# Parsers of options. argparse turns an ArgumentTypeError into a usage message.
-
-
-def _parse_models(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in MODELS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(MODELS)}")
-    return names
-
-
-def _parse_kernels(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in exact_gp.KERNELS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(exact_gp.KERNELS)}")
-    return names
-
-
-def _parse_numbers(text: str) -> list[int]:
-    return [parse_number(part) for part in text.split(",")]
-
-
-def _parse_peer(text: str) -> PeerSpec:
-    try:
-        return PeerSpec.parse(text, LIBRARIES_OF_MODELS)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

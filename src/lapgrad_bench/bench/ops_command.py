@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lapgrad_bench.bench.measure.timing import freeze_existing_objects
 from lapgrad_bench.bench.ops import bars, comparison, plan, tables
 from lapgrad_bench.bench.ops.agreement import DisagreementError
 from lapgrad_bench.bench.ops.bars import MANY_CORES, Machine, Verdict
-from lapgrad_bench.bench.ops_options import add_arguments
+from lapgrad_bench.bench.ops_options import add_arguments, check_common_options
 from lapgrad_bench.bench.peers.client import Peers
 from lapgrad_bench.bench.watched.watchdog import FailedError, Measurer, make_measurer
 from lapgrad_bench.common import text_tables
@@ -52,19 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
-    if arguments.resume and not arguments.output:
-        raise UsageError("--resume: say with --output which file is gone on with")
+    check_common_options(arguments)
     if arguments.with_file and not arguments.compare:
         raise UsageError("--with: say with --compare which file it is compared with")
     if arguments.bars and (arguments.compare or arguments.plots or arguments.peer):
         raise UsageError("--bars goes with none of --peer, --compare and --plots")
-    if arguments.plots and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
-    names = [spec.library for spec in arguments.peer]
-    if len(set(names)) < len(names):
-        raise UsageError(f"--peer: {', '.join(names)}: each library can be named once")
 
 
 def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
@@ -89,7 +80,7 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
                     if budget.is_spent():
                         left_out = total - i
                         break
-                    show(max(i / total, budget.part_spent()), f"{i + 1}/{total} {item.case}")
+                    show(max(i / total, budget.compute_part_spent()), f"{i + 1}/{total} {item.case}")
                     try:
                         found = _measure(measuring, item, chosen.seconds)
                     except DisagreementError as error:
@@ -111,12 +102,8 @@ def _run_cases(arguments: argparse.Namespace, earlier: Results | None) -> int:
     write_results(results, arguments.output)
     _print_cases(arguments, results)
     if left_out:
-        more = (
-            f"--resume --output {arguments.output}"
-            if arguments.output
-            else "--budget SECONDS, or without --quick,"
-        )
-        print(f"{left_out} of {total} cases had no time ({budget.seconds:.0f} s).\n{more} measures them.")
+        more = f"--resume --output {arguments.output}" if arguments.output else "--budget SECONDS"
+        print(f"{left_out} of {total} cases were not timed in {budget.seconds:.0f} s; {more} times them.")
     for line in not_timed:
         print(f"lapgrad bench: not timed: {line}", file=sys.stderr)
     if arguments.plots:
@@ -150,7 +137,7 @@ def _measure_worse_again(measuring: Measurer, chosen: plan.Plan, earlier: Result
         with show_progress(0.0, quiet_off_terminal=True) as show:
             for i, change in enumerate(worse):
                 case, phase = change.key
-                item = items[case].only(phase)
+                item = items[case].select_phase(phase)
                 show(i / len(worse), f"again: {item.case} {phase}")
                 # A library that hung would hang again until its time limit.
                 failed = {

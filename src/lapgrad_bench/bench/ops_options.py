@@ -1,9 +1,10 @@
-"""The options of `lapgrad bench ops`."""
+"""The options of `lapgrad bench ops`, and what other commands share of them."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from lapgrad_bench.bench.ops.plan import BATCHES, DTYPES, QUICK_BUDGET, SECONDS,
 from lapgrad_bench.bench.ops.runner import PHASES, Phase
 from lapgrad_bench.bench.peers.client import LIBRARIES, TIMEOUT, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import PATIENCE
+from lapgrad_bench.common.option_values import make_names_parser
+from lapgrad_bench.common.resumption import UsageError
 
 PEERS_TITLE = "against whom (besides torch)"
 """Title of the group of options that name other libraries."""
@@ -23,7 +26,7 @@ PEERS_TITLE = "against whom (besides torch)"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: what is measured, against which libraries, and where the results go."""
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--ops", type=parse_names, help="operators, separated by commas [all]")
+    what.add_argument("--ops", type=parse_operators, help="operators, separated by commas [all]")
     what.add_argument("--sizes", type=_parse_shapes, help=f"single matrices: 512 or 512x64 [{SIZES}]")
     what.add_argument("--batches", type=_parse_shapes, help=f"batches: 1000x8x8; none: '' [{BATCHES}]")
     what.add_argument("--dtypes", type=parse_dtypes, help="[float64,float32]")
@@ -74,17 +77,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_give_up(parser, PATIENCE, "Large cases have more: the time of their flops at 1 Gflop/s. ")
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written after every case")
-    output.add_argument("--resume", action="store_true", help="go on with an interrupted --output file")
+    output.add_argument("--resume", action="store_true", help="continue an interrupted --output file")
     output.add_argument("--plots", type=Path, metavar="DIR", help="time over n, as PNG and SVG")
     output.add_argument("--markdown", action="store_true", help="print a shorter table, in Markdown")
     output.add_argument("--strict", action="store_true", help="with --bars: exit code 1 when a bar is missed")
+
+
+def check_common_options(arguments: argparse.Namespace) -> None:
+    """Raise a UsageError for options that contradict each other or need what is not there."""
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
+    if arguments.resume and not arguments.output:
+        raise UsageError("--resume needs the file to continue: --output FILE")
+    if arguments.plots and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
+    names = [spec.library for spec in arguments.peer or ()]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--peer: {', '.join(names)}: each library can be named once")
 
 
 def add_peers(whom: Any) -> None:
     """Add --peer and --peer-timeout to a group of a parser (argparse has no public name for its type)."""
     whom.add_argument(
         "--peer",
-        type=_parse_peer,
+        type=make_peer_parser(LIBRARIES),
         action="append",
         default=[],
         metavar="NAME[=PYTHON]",
@@ -115,28 +131,18 @@ def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = ""
 # Parsers of options. argparse turns an ArgumentTypeError into a usage message.
 
 
-def parse_names(text: str) -> list[str]:
-    """Return the operators of a list with commas."""
-    return _check_known(text, OPERATORS)
+parse_operators = make_names_parser(OPERATORS)
 
 
 def parse_phases(text: str) -> list[Phase]:
     """Return the phases of a list with commas, in the order in which they are timed."""
-    return [phase for phase in PHASES if phase in _check_known(text, PHASES)]
+    chosen = make_names_parser(PHASES)(text)
+    return [phase for phase in PHASES if phase in chosen]
 
 
 def parse_dtypes(text: str) -> list[torch.dtype]:
     """Return the dtypes of a list with commas."""
-    return [DTYPES[name] for name in _check_known(text, map(name_dtype, DTYPES.values()))]
-
-
-def _check_known(text: str, names: Iterable[str]) -> list[str]:
-    known = list(names)
-    chosen = [part.strip() for part in text.split(",") if part.strip()]
-    for name in chosen:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-    return chosen
+    return [DTYPES[name] for name in make_names_parser(map(name_dtype, DTYPES.values()))(text)]
 
 
 def _parse_shapes(text: str) -> list[Shape]:
@@ -146,11 +152,16 @@ def _parse_shapes(text: str) -> list[Shape]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _parse_peer(text: str) -> PeerSpec:
-    try:
-        return PeerSpec.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def make_peer_parser(libraries: Sequence[str]) -> Callable[[str], PeerSpec]:
+    """Return the parser of an option that names one of these libraries."""
+
+    def parse(text: str) -> PeerSpec:
+        try:
+            return PeerSpec.parse(text, libraries)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def _parse_seconds(text: str) -> float:

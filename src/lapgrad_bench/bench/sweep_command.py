@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import sys
 import time
@@ -50,7 +49,7 @@ _WRITING_PAUSE = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: which cases are drawn, how long the run takes, and where the results go."""
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--ops", type=ops_options.parse_names, help="operators, separated by commas [all]")
+    what.add_argument("--ops", type=ops_options.parse_operators, help="operators, separated by commas [all]")
     what.add_argument("--dtypes", type=ops_options.parse_dtypes, help="[float64,float32]")
     what.add_argument("--phases", type=ops_options.parse_phases, help="[forward,backward]")
     what.add_argument("--threads", type=int, help="[torch's]")
@@ -76,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ops_options.add_give_up(parser, _PATIENCE)
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written while the run goes on")
-    output.add_argument("--resume", action="store_true", help="go on with the cases of an --output file")
+    output.add_argument("--resume", action="store_true", help="continue with the cases of an --output file")
     output.add_argument("--plots", type=Path, metavar="DIR", help="a map of every operator, as PNG")
     output.add_argument("--worst", type=int, default=20, help="how many of the slowest are printed [20]")
 
@@ -84,21 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print and write results; return the exit code: 1 if a case could not be timed."""
     try:
-        _check_options(arguments)
+        ops_options.check_common_options(arguments)
         warn_when_busy()
         return _run_sweep(arguments)
     except UsageError as error:
         print(f"lapgrad bench: {error}", file=sys.stderr)
         return 2
-
-
-def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
-    if arguments.resume and not arguments.output:
-        raise UsageError("--resume: say with --output which file is gone on with")
-    if arguments.plots and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
 
 
 def _run_sweep(arguments: argparse.Namespace) -> int:
@@ -176,7 +166,7 @@ def _measure(measuring: Measurer, item: Item) -> list[Row]:
             first = [row for row in rows if row["phase"] == phase]
             failed = {row["library"]: row["error"] for row in first if "error" in row}
             if any(one.is_slower for one in summary.compare_libraries(first)):
-                again = _ask(measuring, item.only(phase), _LONGER * _PHASE_SECONDS, failed)
+                again = _ask(measuring, item.select_phase(phase), _LONGER * _PHASE_SECONDS, failed)
                 rows = [row for row in rows if row["phase"] != phase] + again
     except (DisagreementError, FailedError) as error:
         name, sizes, dtype, device, threads = item.key

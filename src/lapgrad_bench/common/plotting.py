@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches, which belongs to no window.
+    """Return an empty figure of this many inches, which belongs to no window.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -44,12 +44,14 @@ def write_figures(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     return written
 
 
-def choose_sizes(sizes: Iterable[float], least_gap: float = 0.13) -> list[float]:
+_LEAST_GAP = 0.13
+"""Distance of two labels as a part of the whole range."""
+
+
+def choose_sizes(sizes: Iterable[float]) -> list[float]:
     """Return the sizes whose labels fit on a logarithmic axis, in ascending order.
 
-    Args:
-        sizes: Positive numbers.
-        least_gap: Distance of neighbours as a part of the whole range. The largest size is always chosen.
+    The largest size is always chosen.
 
     Example:
         >>> choose_sizes([64, 128, 1000, 1024])
@@ -59,7 +61,7 @@ def choose_sizes(sizes: Iterable[float], least_gap: float = 0.13) -> list[float]
     span = math.log(descending[0] / descending[-1]) or 1.0
     chosen = descending[:1]
     for size in descending[1:]:
-        if math.log(chosen[-1] / size) >= least_gap * span:
+        if math.log(chosen[-1] / size) >= _LEAST_GAP * span:
             chosen.append(size)
     return chosen[::-1]
 

@@ -13,10 +13,7 @@ from typing import Protocol
 _PAUSE = 15.0
 """Seconds between two plain lines."""
 _LEAST_PART, _LEAST_SECONDS = 0.02, 3.0
-"""The time left is told when so much of the work is done, or so many seconds have passed.
-
-The first step of a run also starts threads, compiles and reads data: it says little about the others.
-"""
+"""The time left is told when this part of the work is done, or this many seconds have passed."""
 
 
 class ShowProgress(Protocol):
@@ -73,17 +70,33 @@ def show_progress(already: float, *, quiet_off_terminal: bool = False) -> Iterat
 
 
 def _make_line_printer(already: float) -> ShowProgress:
-    began, last = time.monotonic(), -math.inf
+    estimate, last = _Estimate(already), -math.inf
 
     def show(done: float, text: str, *, line: bool = False) -> None:
         nonlocal last
         now = time.monotonic()
+        left = estimate.describe(done)
         if line or now > last + _PAUSE:
             last = now
-            left = describe_time_left(already, done, now - began)
             print(f"{100 * done:5.1f} %  {left}  {text}", file=sys.stderr, flush=True)
 
     return show
+
+
+class _Estimate:
+    """The time that is left, by the speed since the first step.
+
+    The first step also starts threads, compiles and reads data: it says little about the others.
+    """
+
+    def __init__(self, already: float) -> None:
+        self._already, self._since, self._began = already, already, time.monotonic()
+
+    def describe(self, done: float) -> str:
+        """Return the time that is left as text; to be called after each step."""
+        if self._since == self._already < done:
+            self._since, self._began = done, time.monotonic()
+        return describe_time_left(self._since, done, time.monotonic() - self._began)
 
 
 def describe_time_left(already: float, done: float, seconds: float) -> str:
@@ -122,14 +135,13 @@ def _draw_bar(already: float) -> Iterator[ShowProgress]:
         progress.TextColumn("{task.fields[left]}"),
         progress.TextColumn("{task.description}"),
     )
-    began = time.monotonic()
+    estimate = _Estimate(already)
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0, left="estimating")
 
         def show(done: float, text: str, *, line: bool = False) -> None:
             if line:
                 bar.console.print(text, highlight=False)
-            left = describe_time_left(already, done, time.monotonic() - began)
-            bar.update(task, completed=done, description=text, left=left)
+            bar.update(task, completed=done, description=text, left=estimate.describe(done))
 
         yield show

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from lapgrad._exceptions import FileFormatError
-from lapgrad_bench.common.results import Kind, Results
+from lapgrad._exceptions import FileFormatError, OptionError
+from lapgrad_bench.common.results import Kind, Results, Row
 
 
 class UsageError(Exception):
@@ -55,6 +57,34 @@ def start_or_resume(kind: Kind, arguments: argparse.Namespace, options: dict[str
     return old
 
 
+def load_or_start(
+    kind: Kind, output: Path, resume: bool, list_options: Callable[[Row], Mapping[str, Any]]
+) -> Results:
+    """Return new results; with ``resume`` those of the output file, if it exists.
+
+    Args:
+        kind: Of the results.
+        output: The file.
+        resume: Whether a file that exists is continued; else it is an error.
+        list_options: Returns the options of this run for a row of the file, which must have the same ones.
+    """
+    if not output.exists():
+        return Results(kind)
+    if not resume:
+        raise FileExistsError(
+            f"{output} is there already: --resume continues it, another --output starts anew."
+        )
+    results = Results.load(output, kind)
+    for row in results.rows:
+        for option, value in list_options(row).items():
+            if row.get(option) != value:
+                raise OptionError(
+                    f"{output} was made with {option} {row.get(option)}, and this run has {option} {value}: "
+                    f"use the same, or another --output."
+                )
+    return results
+
+
 def write_results(results: Results, output: Path | None) -> None:
     """Write the results if there is an output file."""
     if output:
@@ -63,8 +93,12 @@ def write_results(results: Results, output: Path | None) -> None:
 
 def report_interruption(arguments: argparse.Namespace, figures: int) -> None:
     """Print to stderr that the run was interrupted, and how it can be resumed."""
-    kept = f"{figures} figures are in {arguments.output}, --resume goes on" if arguments.output else ""
-    print(f"lapgrad bench: interrupted{'; ' if kept else ''}{kept}", file=sys.stderr)
+    print("lapgrad bench: interrupted", file=sys.stderr)
+    if arguments.output:
+        print(
+            f"{figures} figures are in {arguments.output}; the same command with --resume continues",
+            file=sys.stderr,
+        )
 
 
 def warn_when_busy() -> None:

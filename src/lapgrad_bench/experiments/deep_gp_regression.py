@@ -27,7 +27,8 @@ from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
 from lapgrad_bench.common.option_values import parse_number
 from lapgrad_bench.common.progress import ShowProgress, format_duration, show_progress
-from lapgrad_bench.common.results import Results, Row
+from lapgrad_bench.common.results import Row
+from lapgrad_bench.common.resumption import load_or_start
 from lapgrad_bench.experiments import folds
 from lapgrad_bench.experiments.interruption import catch_stop_signals
 
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     what.add_argument("--datasets", nargs="+", choices=list(datasets.TASKS), default=list(_DATASETS))
-    what.add_argument("--folds", type=_parse_folds, default=3, help=f"how many of {folds.PARTS} [3]")
+    what.add_argument("--folds", type=folds.parse_folds, default=3, help=f"how many of {folds.PARTS} [3]")
     what.add_argument("--inducing", type=parse_number, default=default.inducing, help="[%(default)s]")
     what.add_argument("--layers", type=parse_number, default=default.layers, help="[%(default)s]")
     how = parser.add_argument_group("how")
@@ -116,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where")
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     where.add_argument("--output", type=Path, default=Path(_FILE), help=f"the results [{_FILE}]")
-    where.add_argument("--resume", action="store_true", help="go on with what is in --output")
+    where.add_argument("--resume", action="store_true", help="continue the run in --output")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -133,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         for model in _MODELS
     ]
     output = arguments.output / _FILE if arguments.output.is_dir() else arguments.output
-    results = _load_or_start_results(output, arguments.resume, settings)
+    results = load_or_start(NAME, output, arguments.resume, lambda _: dataclasses.asdict(settings))
     results.command, results.complete = getattr(arguments, "command_line", ""), False
     present = {_read_case(row) for row in results.rows}
     with catch_stop_signals() as request, show_progress(_estimate_share(present, wanted)) as show:
@@ -158,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
     text_tables.print_table(make_table(results.rows), SUMMARY)
     print(f"results: {output}")
     if request:
-        print(f"Interrupted: --resume --output {output} goes on.", file=sys.stderr)
+        print("Interrupted: the same command with --resume continues.", file=sys.stderr)
     return request.exit_code
 
 
@@ -308,30 +309,5 @@ def _estimate_share(present: set[Case], wanted: Sequence[Case]) -> float:
     return sum(case in present for case in wanted) / len(wanted)
 
 
-def _load_or_start_results(output: Path, resume: bool, settings: Settings) -> Results:
-    """Return the results of the file, or new ones."""
-    if not output.exists():
-        return Results(NAME)
-    if not resume:
-        raise FileExistsError(
-            f"{output} is there already: --resume goes on with it, another --output starts anew."
-        )
-    results = Results.load(output, NAME)
-    for row in results.rows:
-        for option, value in dataclasses.asdict(settings).items():
-            if row.get(option) != value:
-                raise _exceptions.OptionError(
-                    f"{output} was made with {option} {row.get(option)}, and this run has {option} {value}: "
-                    f"use the same, or another --output."
-                )
-    return results
-
-
 def _read_case(row: Row) -> Case:
     return Case(str(row["dataset"]), int(row["fold"]), str(row["model"]))
-
-
-def _parse_folds(text: str) -> int:
-    if parse_number(text) > folds.PARTS:
-        raise argparse.ArgumentTypeError(f"there are {folds.PARTS} folds, {text} were asked for")
-    return int(text)

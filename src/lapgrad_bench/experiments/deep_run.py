@@ -115,7 +115,7 @@ class Run:
         resume: Go on from the checkpoint, if there is one.
 
     Attributes:
-        rows: Of results, of this run and, after ``resume``, those before.
+        rows: The rows of results, with ``resume`` those of the interrupted run first.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ checkpoint holds the parameters and the state of the optimiser, and everything e
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import time
@@ -21,6 +22,7 @@ from torch import Tensor
 from lapgrad import _exceptions
 from lapgrad.models import SparseGPRegression
 from lapgrad.models._storage.archive import read_archive, write_archive
+from lapgrad_bench.common.option_values import parse_number
 
 PARTS = 10
 """Number of folds: each tests on another tenth of the data."""
@@ -110,6 +112,13 @@ class Fold:
 
 class Interrupted(Exception):  # noqa: N818  (no error: a request)
     """The training was asked to stop, and the checkpoint is written."""
+
+
+def parse_folds(text: str) -> int:
+    """Return how many of the folds an option asks for."""
+    if parse_number(text) > PARTS:
+        raise argparse.ArgumentTypeError(f"there are {PARTS} folds, {text} were asked for")
+    return int(text)
 
 
 def split_rows(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -335,7 +344,7 @@ class _Run:
         return False
 
     def _save(self, seconds: float) -> None:
-        """Write the checkpoint after so many seconds of training.
+        """Write the checkpoint after this many seconds of training.
 
         It is written atomically, because the process may be killed at any time.
         """

@@ -12,21 +12,23 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from lapgrad import _exceptions
 from lapgrad_bench import datasets
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.option_values import parse_number, parse_positive
+from lapgrad_bench.common.option_values import make_names_parser, parse_number, parse_numbers, parse_positive
 from lapgrad_bench.common.progress import format_duration, show_progress
 from lapgrad_bench.common.results import Results
+from lapgrad_bench.common.resumption import load_or_start
 from lapgrad_bench.experiments import folds, quality, workers
 from lapgrad_bench.experiments.folds import Fold, LearningOptions
 from lapgrad_bench.experiments.interruption import StopRequest, catch_stop_signals
 from lapgrad_bench.experiments.workers import Event, Finished, Progress, Work
 
-NAME = "table1"
+NAME: Final = "table1"
 SUMMARY = "sparse Gaussian processes: errors and densities on four data sets"
 
 _LR = {"adam": 1e-2, "lbfgs": 1.0}
@@ -40,12 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is learned")
     what.add_argument("--data-dir", type=Path, help="where the data files are [LAPGRAD_DATA]")
     known = ",".join(datasets.TASKS)
-    what.add_argument("--datasets", type=_parse_tasks, default=list(datasets.TASKS), help=f"[{known}]")
     what.add_argument(
-        "--inducing", type=_parse_numbers, default=[50, 3200], help="numbers of inducing inputs [50,3200]"
+        "--datasets", type=make_names_parser(datasets.TASKS), default=list(datasets.TASKS), help=f"[{known}]"
     )
     what.add_argument(
-        "--folds", type=_parse_folds, default=folds.PARTS, help=f"how many of {folds.PARTS} [all]"
+        "--inducing", type=parse_numbers, default=[50, 3200], help="numbers of inducing inputs [50,3200]"
+    )
+    what.add_argument(
+        "--folds", type=folds.parse_folds, default=folds.PARTS, help=f"how many of {folds.PARTS} [all]"
     )
     how = parser.add_argument_group("how")
     how.add_argument("--optimizer", choices=list(_LR), default="adam", help="[adam]; lbfgs goes further")
@@ -72,12 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--output", type=Path, default=Path(_FILE), help=f"the results: a file or a folder [{_FILE}]"
     )
-    where.add_argument("--resume", action="store_true", help="go on with what is in --output")
+    where.add_argument("--resume", action="store_true", help="continue the run in --output")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Learn, write and print results; return the exit code."""
-    output = _resolve_output(arguments.output)
+    path = arguments.output
+    output = path / _FILE if path.is_dir() or path.suffix == "" else path
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     if arguments.lr_end is not None and arguments.optimizer != "adam":
@@ -99,7 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
         for fold in range(arguments.folds)
         for name in arguments.datasets
     ]
-    results = _load_or_start_results(output, arguments.resume, how)
+    results = load_or_start(
+        NAME, output, arguments.resume, lambda row: vars(how.adapt_to_task(row["dataset"]))
+    )
     results.command = getattr(arguments, "command_line", "")
     present = {_read_fold(row) for row in results.rows}
     threads = arguments.threads or torch.get_num_threads()
@@ -123,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     _remove_if_empty(work.checkpoints)
     _print_results(results, output)
     if request:
-        print(f"Interrupted: --resume --output {output} goes on.", file=sys.stderr)
+        print("Interrupted: the same command with --resume continues.", file=sys.stderr)
         return request.exit_code
     return 0 if results.complete else 1
 
@@ -177,25 +184,6 @@ class _Run:
         return sum(self.costs[fold] * part for fold, part in self.parts.items()) / total
 
 
-def _load_or_start_results(output: Path, resume: bool, how: LearningOptions) -> Results:
-    """Return the results of the file, or new ones."""
-    if not output.exists():
-        return Results("table1")
-    if not resume:
-        raise FileExistsError(
-            f"{output} is there already: --resume goes on with it, another --output starts anew."
-        )
-    results = Results.load(output, "table1")
-    for row in results.rows:
-        for option, value in vars(how.adapt_to_task(row["dataset"])).items():
-            if row.get(option) != value:
-                raise _exceptions.OptionError(
-                    f"{output} holds folds with {option} {row.get(option)}, and this run has {option} "
-                    f"{value}: use the same, or another --output."
-                )
-    return results
-
-
 def _print_results(results: Results, output: Path) -> None:
     if results.rows:
         text_tables.print_table(
@@ -216,27 +204,6 @@ def _estimate_cost(fold: Fold, rows: int) -> float:
     return 4.0 * rows * U * (U + 50.0) + 10 / 3 * U**3
 
 
-def _resolve_output(path: Path) -> Path:
-    return path / _FILE if path.is_dir() or path.suffix == "" else path
-
-
 def _remove_if_empty(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _parse_tasks(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in datasets.TASKS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(datasets.TASKS)}")
-    return list(dict.fromkeys(names))
-
-
-def _parse_numbers(text: str) -> list[int]:
-    return list(dict.fromkeys(parse_number(part) for part in text.split(",")))
-
-
-def _parse_folds(text: str) -> int:
-    if parse_number(text) > folds.PARTS:
-        raise argparse.ArgumentTypeError(f"there are {folds.PARTS} folds, {text} were asked for")
-    return int(text)

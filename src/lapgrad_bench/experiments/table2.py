@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     where.add_argument("--threads", type=parse_number, help="of the CPU [torch's]")
     where.add_argument("--output", type=Path, default=Path(NAME), help=f"a folder for all files [{NAME}]")
-    where.add_argument("--resume", action="store_true", help="go on with what is in --output")
+    where.add_argument("--resume", action="store_true", help="continue the run in --output")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     print(f"results: {file}")
     if request:
-        print(f"Interrupted: --resume --output {arguments.output} goes on.", file=sys.stderr)
+        print("Interrupted: the same command with --resume continues.", file=sys.stderr)
         return request.exit_code
     return 0 if results.complete else 1
 
@@ -226,7 +226,7 @@ def _load_or_start_results(file: Path, arguments: argparse.Namespace) -> Results
     present = [arch for arch in arguments.arch if any(row["arch"] == arch for row in results.rows)]
     if present and not arguments.resume:
         raise FileExistsError(
-            f"{file} has figures of {', '.join(present)} already: --resume goes on with them, another "
+            f"{file} has figures of {', '.join(present)} already: --resume continues them, another "
             f"--output starts anew."
         )
     return results

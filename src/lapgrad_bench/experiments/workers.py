@@ -33,7 +33,7 @@ _PAUSE = 0.5
 
 @dataclass(frozen=True)
 class Progress:
-    """A fold has made so many steps; 0: it starts, and has no loss yet."""
+    """A fold has made this many steps; 0: it starts, and has no loss yet."""
 
     fold: Fold
     steps: int

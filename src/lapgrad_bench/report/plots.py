@@ -103,7 +103,7 @@ def make_group(plots: Sequence[Plot]) -> PlotGroup | None:
     return PlotGroup(plots, make_legend(handles) if handles else None) if plots else None
 
 
-def finish_plot(figure: Figure, format_x: Callable[[float], str] = "{:g}".format) -> Plot:
+def finish_plot(figure: Figure) -> Plot:
     """Return the figure with a description: its title, and both ends of every line that has a name."""
     from matplotlib.lines import Line2D
 
@@ -113,7 +113,7 @@ def finish_plot(figure: Figure, format_x: Callable[[float], str] = "{:g}".format
         line: Any = handle if isinstance(handle, Line2D) else handle.get_children()[0]
         points = list(zip(line.get_xdata(), line.get_ydata(), strict=True))
         ends = dict.fromkeys((points[0], points[-1]))
-        texts = [f"{quantities.format_number(float(y), 3)} at {format_x(x)}" for x, y in ends]
+        texts = [f"{quantities.format_number(float(y), 3)} at {x:g}" for x, y in ends]
         sentences.append(f"{name}: {', '.join(texts)}.")
     return Plot(figure, " ".join(sentences))
 

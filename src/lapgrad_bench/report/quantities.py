@@ -91,7 +91,7 @@ def format_percent(value: float | None) -> str:
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
-    """Return a number to so many significant digits.
+    """Return a number to this many significant digits.
 
     Example:
         >>> format_number(0.000031, 2), *(format_number(value) for value in (1234567.0, 8192.0, -2.8, None))

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 Thunk = Callable[[], Any]
 Sampler = Callable[[int], float]
-"""A function that makes so many calls and returns the seconds per call."""
+"""A function that makes a number of calls and returns the seconds per call."""
 
 _SHORTEST_SAMPLE = 2e-3
 """Least seconds of a sample. A faster function is called several times per sample. Then the cost of the clock
@@ -25,6 +25,12 @@ does not matter, and the caches that the other function has emptied are filled o
 
 _FILLER_BYTES = 2**28
 """Bytes that a GPU writes to be kept busy: they take a tenth of a millisecond."""
+
+_MOST_ROUNDS = 2000
+"""Rounds after which timing stops even if its time is not over."""
+
+_WORK_SAMPLES, _WORK_SECONDS = 9, 0.5
+"""Samples of the work of a GPU; after the seconds three are enough."""
 
 _LEAST_AHEAD, _MOST_AHEAD = 1e-3, 2e-2
 """Seconds that a GPU is kept busy while a call is launched; threads of autograd may take long to wake up.
@@ -61,7 +67,6 @@ def time_in_turns(
     seconds: float,
     *,
     least_rounds: int = 5,
-    most_rounds: int = 2000,
     device: torch.device = CPU,
 ) -> list[Timing]:
     """Time functions in turns: one sample of each per round, every second round in reverse order.
@@ -70,14 +75,13 @@ def time_in_turns(
         functions: what to time, without arguments.
         seconds: how long all functions are timed together.
         least_rounds: rounds that are run even when `seconds` is over.
-        most_rounds: rounds after which timing stops even if `seconds` is not over.
         device: where the functions compute. On a GPU events record when it begins and ends.
 
     Returns:
         One Timing per function.
     """
     samplers = [make_sampler(function, device) for function in functions]
-    return take_turns(samplers, seconds, least_rounds=least_rounds, most_rounds=most_rounds)
+    return take_turns(samplers, seconds, least_rounds=least_rounds)
 
 
 def take_turns(
@@ -85,7 +89,6 @@ def take_turns(
     seconds: float,
     *,
     least_rounds: int = 5,
-    most_rounds: int = 2000,
     rare: int = 0,
 ) -> list[Timing]:
     """Time anything that takes samples in turns, such as libraries in other processes.
@@ -94,8 +97,7 @@ def take_turns(
         samplers: what to time: each takes a number of calls and returns seconds per call.
         seconds: how long all samplers are timed together.
         least_rounds: rounds that are run even when `seconds` is over.
-        most_rounds: rounds after which timing stops even if `seconds` is not over.
-        rare: the last so many samplers are references. Their samples are single calls, taken in the first
+        rare: This many samplers at the end are references. Their samples are single calls, taken in the first
             `least_rounds` rounds, and later only while they have used less than a tenth of the time.
 
     Returns:
@@ -109,7 +111,7 @@ def take_turns(
     spent = [0.0] * len(samplers)
     with _pause_garbage_collection():
         start = time.perf_counter()
-        for turn in range(most_rounds):
+        for turn in range(_MOST_ROUNDS):
             now = time.perf_counter()
             if turn >= least_rounds and now - start >= seconds:
                 break
@@ -135,12 +137,12 @@ def make_sampler(function: Thunk, device: torch.device = CPU, *, warm: bool = Fa
     if not warm:
         return lambda calls: sample(function, calls)
 
-    def after_one_call(calls: int) -> float:
+    def sample_after_one_call(calls: int) -> float:
         if calls > 1:
             function()
         return sample(function, calls)
 
-    return after_one_call
+    return sample_after_one_call
 
 
 def _choose_calls_per_sample(sample: Sampler) -> int:
@@ -169,7 +171,7 @@ def _take_sample_on_gpu(function: Thunk, calls: int) -> float:
     return begin.elapsed_time(end) / 1e3 / calls
 
 
-def measure_device_work(function: Thunk, *, samples: int = 9, seconds: float = 0.5) -> Timing:
+def measure_device_work(function: Thunk) -> Timing:
     """Return the seconds that a GPU works on a call, without the time it waits for the host.
 
     The call is launched while the GPU is busy with other work, as in the middle of a program that keeps it
@@ -178,8 +180,6 @@ def measure_device_work(function: Thunk, *, samples: int = 9, seconds: float = 0
 
     Args:
         function: what to time, without arguments; called before.
-        samples: how many are taken.
-        seconds: stop after this time, but not before three samples.
     """
     filler = torch.empty(_FILLER_BYTES, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
@@ -191,7 +191,7 @@ def measure_device_work(function: Thunk, *, samples: int = 9, seconds: float = 0
     fills = math.ceil(ahead / max(_take_sample_on_gpu(filler.zero_, 8), 1e-6))
     found: list[float] = []
     with _pause_garbage_collection():
-        while len(found) < 3 or (len(found) < samples and sum(found) < seconds):
+        while len(found) < 3 or (len(found) < _WORK_SAMPLES and sum(found) < _WORK_SECONDS):
             for _ in range(fills):
                 filler.zero_()
             found.append(_take_sample_on_gpu(function, 1))

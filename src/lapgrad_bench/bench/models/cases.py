@@ -22,7 +22,7 @@ from lapgrad_bench.bench.ops.inputs import Shape
 
 Data = tuple[Tensor, Tensor]
 
-# Speed-ups that must be reached, and the sizes from which on.
+# Speed-ups that must be reached, and the smallest sizes that they hold for.
 _KALMAN_SPEEDUP, _KALMAN_STEPS = 50.0, 1000
 _MVN_SPEEDUP, _MVN_SIZE = 3.5, 2048
 _EXACT_SIZE = 1000

@@ -33,7 +33,7 @@ class _Guest:
     value: float
 
     def sample(self, calls: int) -> float:
-        """Return the seconds of so many evaluations."""
+        """Return the seconds of this many evaluations."""
         peer_cases.wait_for_idle_threads()
         return float(self.peer.ask(f"in {self.case}", do="sample", phase="step", calls=calls)["seconds"])
 

@@ -25,7 +25,7 @@ from lapgrad_bench.bench.ops.runner import Measurement, Phase, measure, measure_
 
 Machine = Literal["few-cores", "many-cores", "cuda"]
 MANY_CORES = 8
-"""Number of threads from which on the bars for many cores apply."""
+"""The bars for many cores apply from this number of threads on."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class BarMeasurer:
     measured: dict[tuple[Case, Phase], Measurement] = field(default_factory=dict)
     activity: Activity = field(default_factory=Activity)
 
-    def measurement(self, case: Case, phase: Phase) -> Measurement:
+    def get_measurement(self, case: Case, phase: Phase) -> Measurement:
         """Return the measurement of one phase; measures it if that has not been done before."""
         case = dataclasses.replace(case, device=self.device)
         if (case, phase) not in self.measured:
@@ -68,7 +68,7 @@ class Bar:
     unit: str = "×"
     device: Callable[[BarMeasurer], float | None] = lambda bench: None
 
-    def holds(self, figure: float) -> bool:
+    def is_reached(self, figure: float) -> bool:
         """Return whether a figure reaches the bar."""
         return figure >= self.bound if self.sense == "≥" else figure <= self.bound
 
@@ -84,7 +84,7 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """Whether the bar was reached."""
-        return self.bar.holds(self.figure)
+        return self.bar.is_reached(self.figure)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as results files store it."""
@@ -256,14 +256,16 @@ def _make_speedup_bar(case: Case, phase: Phase, bound: float) -> Bar:
         f"{case} {phase}",
         "≥",
         bound,
-        lambda bench: bench.measurement(case, phase).ratio,
-        device=lambda bench: bench.measurement(case, phase).device_ratio,
+        lambda bench: bench.get_measurement(case, phase).ratio,
+        device=lambda bench: bench.get_measurement(case, phase).device_ratio,
     )
 
 
 def _make_backward_bar(case: Case, bound: float) -> Bar:
     def value(bench: BarMeasurer) -> float:
-        backward, forward = (bench.measurement(case, phase).ours.median for phase in ("backward", "forward"))
+        backward, forward = (
+            bench.get_measurement(case, phase).ours.median for phase in ("backward", "forward")
+        )
         return backward / forward
 
     return Bar(f"{case} backward / forward", "≤", bound, value)

@@ -62,7 +62,7 @@ class Case:
     dtype: torch.dtype
     device: torch.device = CPU
 
-    def work(self, phase: str) -> float:
+    def count_operations(self, phase: str) -> float:
         """Return the flops (or elements moved) of the whole batch."""
         n, m = self.shape.n, self.shape.m
         forward, backward = self.operator.forward(n, m), self.operator.backward(n, m)

@@ -38,11 +38,11 @@ class Alternation:
         return self.pair / (self.potrf + self.mm)
 
 
-def alternate(seconds: float, dtype: torch.dtype = torch.float64) -> Alternation:
+def alternate(seconds: float) -> Alternation:
     """Time lapgrad.potrf and torch.mm, at sizes where each takes about 4 ms, alone and in turns."""
     with torch.no_grad():
-        potrf_n, potrf = _find_size(lambda n: _prepare_potrf(n, dtype))
-        mm_n, mm = _find_size(lambda n: _prepare_mm(n, dtype))
+        potrf_n, potrf = _find_size(_prepare_potrf)
+        mm_n, mm = _find_size(_prepare_mm)
 
         def potrf_block() -> None:
             for _ in range(_CALLS_PER_BLOCK):
@@ -62,13 +62,13 @@ def alternate(seconds: float, dtype: torch.dtype = torch.float64) -> Alternation
     return Alternation(potrf_n, mm_n, *each)
 
 
-def _prepare_potrf(n: int, dtype: torch.dtype) -> Callable[[], Any]:
-    (A,) = OPERATORS["potrf"].inputs(Shape(n, n), dtype, torch.Generator().manual_seed(0))
+def _prepare_potrf(n: int) -> Callable[[], Any]:
+    (A,) = OPERATORS["potrf"].inputs(Shape(n, n), torch.float64, torch.Generator().manual_seed(0))
     return lambda: lg.potrf(A)
 
 
-def _prepare_mm(n: int, dtype: torch.dtype) -> Callable[[], Any]:
-    A = torch.ones(n, n, dtype=dtype)
+def _prepare_mm(n: int) -> Callable[[], Any]:
+    A = torch.ones(n, n, dtype=torch.float64)
     return lambda: torch.mm(A, A)
 
 

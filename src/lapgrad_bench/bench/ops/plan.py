@@ -58,7 +58,7 @@ class Item:
         name, dtype = self.case.operator.name, name_dtype(self.case.dtype)
         return name, sizes, dtype, self.case.device.type, self.threads
 
-    def only(self, phase: str) -> Item:
+    def select_phase(self, phase: str) -> Item:
         """Return the same case with one phase."""
         return Item(self.case, self.threads, tuple(known for known in self.phases if known == phase))
 
@@ -131,7 +131,7 @@ class Budget:
 
     Args:
         seconds: After these no case is started; infinity: no limit.
-        patience: After so many seconds a call is given up; 0: never. With a budget it is at most 20.
+        patience: After this many seconds a call is given up; 0: never. With a budget it is at most 20.
     """
 
     def __init__(self, seconds: float, patience: float) -> None:
@@ -140,13 +140,13 @@ class Budget:
         self.patience = min(patience, _QUICK_PATIENCE) if self.is_limited else patience
         self._began = time.monotonic()
 
-    def part_spent(self) -> float:
+    def compute_part_spent(self) -> float:
         """Return the part of the budget that is spent, 0 to 1."""
         return min(1.0, (time.monotonic() - self._began) / self.seconds)
 
     def is_spent(self) -> bool:
         """Return whether no further case may be started."""
-        return self.part_spent() >= 1.0
+        return self.compute_part_spent() >= 1.0
 
 
 def choose_budget(arguments: argparse.Namespace) -> float:
@@ -170,7 +170,9 @@ def describe_duration(items: Sequence[Item], seconds: float, budget: Budget) -> 
 
 def order_by_importance(items: Iterable[Item]) -> list[Item]:
     """Return the items in the order in which they are measured: float64 first, cheap ones first."""
-    return sorted(items, key=lambda item: (item.case.dtype != torch.float64, item.case.work("step")))
+    return sorted(
+        items, key=lambda item: (item.case.dtype != torch.float64, item.case.count_operations("step"))
+    )
 
 
 def sort_rows(rows: Sequence[Row], items: Sequence[Item]) -> list[Row]:

@@ -35,7 +35,7 @@ in each call."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _LEAST_BYTES_OF_OPERANDS = 2**21
-"""Bytes of operands from which on peak memory is measured: it is exact to a few hundred kB only."""
+"""Peak memory is measured if operands have this many bytes: it is exact to a few hundred kB only."""
 
 _SLOWEST_RATE = 1e9
 """Flops per second. A call may take the time of its flops at this rate beyond the limit of all calls."""
@@ -78,14 +78,14 @@ class Measurement:
             return None
         return self.device["torch"].median / self.device["lapgrad"].median
 
-    def rate(self, timing: Timing) -> float:
+    def compute_rate(self, timing: Timing) -> float:
         """Return the rate in Gflop/s, or in GB/s for operators that only move elements."""
-        amount = self.case.work(self.phase)
+        amount = self.case.count_operations(self.phase)
         if self.case.operator.unit == "element":
             amount *= self.case.dtype.itemsize
         return amount / timing.median / 1e9
 
-    def rows(self) -> list[dict[str, Any]]:
+    def make_rows(self) -> list[dict[str, Any]]:
         """Return one row per library, as results files store them, with times in seconds."""
         return [self._make_row(name, timing) for name, timing in self._list_timings().items()]
 
@@ -94,7 +94,7 @@ class Measurement:
         return {"lapgrad": self.ours, **torch, **self.others}
 
     def _make_row(self, library: str, timing: Timing) -> dict[str, Any]:
-        work = self.case.work(self.phase)
+        work = self.case.count_operations(self.phase)
         flops = work if self.case.operator.unit == "flop" else None
         fraction = None if flops is None or not self.gemm_rate else flops / timing.median / self.gemm_rate
         return {
@@ -278,7 +278,7 @@ def measure_alone(
 
 def _estimate_extra_seconds(case: Case) -> float:
     """Return the whole seconds that a call of a large case may take beyond the limit of all calls."""
-    return float(round(case.work("step") / _SLOWEST_RATE))
+    return float(round(case.count_operations("step") / _SLOWEST_RATE))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class PeerSpec:
         return cls(library, python or None)
 
     @property
-    def installed(self) -> bool:
+    def is_installed(self) -> bool:
         """Whether the library is installed in this Python."""
         return importlib.util.find_spec(_MODULES.get(self.library, self.library)) is not None
 
@@ -108,7 +108,7 @@ class Peer(WorkerProcess):
             raise
 
     def _find_python(self, spec: PeerSpec) -> str:
-        if spec.python is None and not spec.installed:
+        if spec.python is None and not spec.is_installed:
             raise self._make_error(
                 f"not installed in this Python; --peer {spec.library}=/path/to/python names one that has it"
             )
@@ -194,7 +194,7 @@ class Peers:
         self._running.clear()
 
     def list_present(self, threads: int) -> list[Peer]:
-        """Return the running peers with so many threads; starts those that do not run yet."""
+        """Return the running peers with this many threads; starts those that do not run yet."""
         found = []
         for spec in self.specs:
             if "missing" in self.facts.get(spec.library, {}):

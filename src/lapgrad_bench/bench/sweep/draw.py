@@ -59,6 +59,22 @@ _SECONDS_PER_STEP = {"fused.kalman_nll": 1e-3}
 _SECONDS_PER_ITEM = 4e-6
 """Seconds that a routine takes for an item of a batch besides its flops: torch calls LAPACK for each."""
 
+_BATCHED_ON_GPU = 32
+"""Largest order of eigenvalues and singular values for which torch calls a batched routine of cuSOLVER."""
+
+_SECONDS_PER_ORDER_ON_GPU = {
+    "syevd": 1e-5,
+    "linalg.eigh_fn": 1e-5,
+    "linalg.pca": 1e-5,
+    "linalg.lda": 1e-5,
+    "gesvd": 3e-5,
+    "linalg.cca": 3e-5,
+}
+"""Seconds per item and unit of the order above that, where torch calls cuSOLVER for each item in turn."""
+
+_SECONDS_PER_LQ_ON_GPU, _SECONDS_PER_PIVOT_ON_GPU = 6e-5, 1e-4
+"""Seconds that torch takes on a GPU for the QR factorisation of each item, and for each pivot of pstrf."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -164,4 +180,16 @@ def estimate_seconds(case: Case, limits: Limits) -> float:
     """Return about how long a forward and backward pass takes, for the slower library."""
     rate = limits.rate * (0.25 if case.operator.name in _ITERATIVE else 1.0)
     by_steps = case.shape.n * _SECONDS_PER_STEP.get(case.operator.name, 0.0)
-    return case.work("step") / rate + case.shape.items * _SECONDS_PER_ITEM + by_steps
+    if case.device.type == "cuda":
+        by_steps += _estimate_extra_seconds_on_gpu(case)
+    return case.count_operations("step") / rate + case.shape.items * _SECONDS_PER_ITEM + by_steps
+
+
+def _estimate_extra_seconds_on_gpu(case: Case) -> float:
+    """Return about how long torch takes on a GPU for what it does one after the other."""
+    name, order = case.operator.name, min(case.shape.n, case.shape.m)
+    if name in ("gelqf", "linalg.lstsq"):
+        return case.shape.items * _SECONDS_PER_LQ_ON_GPU
+    if name == "pstrf":
+        return order * _SECONDS_PER_PIVOT_ON_GPU
+    return case.shape.items * order * _SECONDS_PER_ORDER_ON_GPU.get(name, 0.0) * (order > _BATCHED_ON_GPU)

@@ -72,7 +72,7 @@ class RequestHandler:
             with_torch="torch" not in request["without"],
             activity=self._activity,
         )
-        return {"rows": [row for measurement in found for row in measurement.rows()]}
+        return {"rows": [row for measurement in found for row in measurement.make_rows()]}
 
     def _measure_bar(self, request: Request) -> Answer:
         """Return a figure. Rows that several figures share are in the answer for the first of them."""
@@ -87,7 +87,7 @@ class RequestHandler:
         rows: list[Row] = []
         for key, measurement in bench.measured.items():
             if key not in known:
-                rows += measurement.rows()
+                rows += measurement.make_rows()
         return {"figure": verdict.figure, "device": verdict.device, "rows": rows}
 
     def _measure_model(self, request: Request) -> Answer:

@@ -183,7 +183,7 @@ class WatchedMeasurer(Measurer):
 
 
 def make_measurer(peers: Peers, patience: float) -> Measurer:
-    """Return a measurer that gives calls up after so many seconds; 0: one that measures in this process."""
+    """Return a measurer that gives calls up after this many seconds; 0: one that measures in this process."""
     return WatchedMeasurer(peers, patience) if patience else Measurer(peers)
 
 
