@@ -15,7 +15,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from gallery_sources import write_sources  # noqa: E402  (modules of this folder)
+from class_pages import FOREIGN, hide_members, insert_methods  # noqa: E402  (modules of this folder)
+from gallery_sources import write_sources  # noqa: E402
+from linked_names import link_names  # noqa: E402
 from reference_pages import write_pages  # noqa: E402
 
 PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
@@ -55,16 +57,10 @@ autosummary_imported_members = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
 # Methods of a model, and not the eighty of the classes it is built on.
-autodoc_default_options = {
-    "inherited-members": "Module,tuple,Exception,BaseException,BaseEstimator,RegressorMixin",
-    # Nor what they call in each other: of interest to those who write a model, who read the sources.
-    "exclude-members": "config,from_config,extra_repr,forward,add_priors,agree_on_parameters,check_fit,"
-    "compute_losses,compute_mean_from,compute_objective,compute_objectives,describe_data,get_mean_parameters,"
-    "get_noise,get_noise_of_new,get_scales_of_parameters,has_all_data,has_constant_mean,has_priors,"
-    "iterate_hyperparameters,keep_training_state,measure_weak_priors,refuse_on_grid,set_criterion,"
-    "set_mean_function,set_noise",
-}
+autodoc_default_options = {"inherited-members": FOREIGN}
+autosummary_context = {"hide_members": hide_members}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = ["Gradient", "Memory", "Cost"]
@@ -127,10 +123,12 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_memory": False,
     "show_signature": False,
+    "write_computation_times": False,
     "plot_gallery": "True",
     "abort_on_example_error": True,
     "image_scrapers": (_FIGURES,),
     "matplotlib_animations": False,
+    "thumbnail_size": (600, 420),
     "within_subsection_order": "FileNameSortKey",
 }
 # Figures are drawn without a window, and sphinx-gallery closes them.
@@ -146,7 +144,7 @@ html_theme_options: dict[str, Any] = {
     "github_url": PROJECT["urls"]["Repository"],
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 7,
     "navbar_align": "left",
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
@@ -154,9 +152,9 @@ html_theme_options: dict[str, Any] = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-# Pages without others below them have no navigation on their left.
+# Pages without others below them have no navigation on their left. Examples need the width for their code.
 _ALONE = ("index", "getting_started", "performance", "known_problems_in_torch", "faq", "cite", "changelog")
-html_sidebars: dict[str, list[str]] = {page: [] for page in _ALONE}
+html_sidebars: dict[str, list[str]] = {page: [] for page in (*_ALONE, "gallery/*")}
 toc_object_entries_show_parents = "hide"
 
 
@@ -173,8 +171,27 @@ def escape_markup(text: str) -> str:
     return "".join(parts)
 
 
+def set_exponents(line: str) -> str:
+    """Return a line with raised exponents, outside of ``literals``.
+
+    Example:
+        >>> set_exponents("X = A^-1 B^T in n^3 flops, ``x^2``")
+        'X = A⁻¹ Bᵀ in n³ flops, ``x^2``'
+    """
+    parts = re.split(r"(``.+?``)", line)
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"\^(-?(?:\d+|T\b))(?!\w)", lambda found: found[1].translate(_RAISED), parts[i])
+    return "".join(parts)
+
+
+_RAISED = str.maketrans("-0123456789T", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹ᵀ")
+
+
 def escape_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Escape what reStructuredText would take for markup: ``(*batch, n, n)``, ``|x|``."""
+    if what == "property":
+        # Else napoleon takes the words before a colon in the first line for a type.
+        lines.insert(0, "\\ ")
     in_example = False
     for i, line in enumerate(lines):
         if line.strip().startswith(">>>"):
@@ -182,7 +199,13 @@ def escape_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lin
         elif not line.strip():
             in_example = False
         if not in_example:
-            lines[i] = escape_markup(line)
+            lines[i] = escape_markup(set_exponents(line))
+    # The figures of a section "Memory" are a line of their own.
+    figures = [
+        i for i, line in enumerate(lines) if re.match(r"\s+forward [\d(].*, backward [\d(][^.]*$", line)
+    ]
+    for i in reversed(figures):
+        lines.insert(i + 1, "")
 
 
 def skip_field(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
@@ -196,4 +219,7 @@ def setup(app: Any) -> None:
     write_sources(HERE.parent / "examples", HERE / "gallery_sources")
     # Before napoleon (500) turns sections into markup.
     app.connect("autodoc-process-docstring", escape_docstring, priority=400)
+    # After napoleon, because the links that this inserts are markup already.
+    app.connect("autodoc-process-docstring", insert_methods, priority=600)
     app.connect("autodoc-skip-member", skip_field)
+    app.connect("doctree-resolved", link_names)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 _MARK = re.compile(r"^# %%(.*)\n", re.MULTILINE)
+_TITLE = re.compile(r"^# # (.*)\n(?:#\n)?", re.MULTILINE)
 
 HEADER = """\
 Examples
@@ -35,6 +36,8 @@ def write_sources(examples: Path, folder: Path) -> None:
 def convert_script(script: str) -> str:
     """Return a script in cells with its docstring and text cells in reStructuredText.
 
+    The heading of the first level is the title; without one the first line of the docstring is.
+
     Example:
         >>> opening = '\"\"\"A title: `x`\\n\\nMore.\"\"\"\\n'
         >>> print(convert_script(opening + "# %% [markdown]\\n# ## Part\\n# %%\\nx = 1\\n"))
@@ -53,11 +56,15 @@ def convert_script(script: str) -> str:
         <BLANKLINE>
     """
     title, _, rest = (ast.get_docstring(ast.parse(script)) or "An example").partition("\n")
+    if heading := _TITLE.search(script):
+        title, rest = heading[1], f"{title}\n{rest}"
+        script = _TITLE.sub("", script, count=1)
     title = title.strip().rstrip(".").replace("`", "")
     opening, *cells = _MARK.split(script)
     statements = ast.parse(opening).body
     code = ast.unparse(statements[1:]) if len(statements) > 1 else ""
-    parts = ['r"""', title, "=" * len(title), *([""] if rest.strip() else []), rest.strip("\n")]
+    rest = convert_markdown(rest.strip("\n"))
+    parts = ['r"""', title, "=" * len(title), *([""] if rest else []), rest]
     head = "\n".join(part for i, part in enumerate(parts) if part or i == 3) + '\n"""\n'
     text = [head + (f"{code}\n" if code else "")]
     for mark, body in zip(cells[::2], cells[1::2], strict=True):

@@ -38,6 +38,7 @@ METHODS = (
     "save",
     "load",
     "hyperparameters",
+    "set_values",
     "fix",
     "free",
     "set_prior",
@@ -81,7 +82,8 @@ def make_reference() -> str:
     for title, module, kind in SECTIONS:
         names = list_names(module, kind)
         text += [title, "-" * len(title), "", f".. currentmodule:: {module}", ""]
-        text += [".. autosummary::", "   :toctree: generated", "   :nosignatures:", ""]
+        text += [".. autosummary::", "   :toctree: generated", "   :nosignatures:"]
+        text += [f"   :caption: {title}", ""]
         text += [f"   {name}" for name in names] + [""]
     text += ["Acceleration", "------------", "", ".. toctree::", "", "   accelerate", ""]
     return "\n".join(text)
@@ -93,11 +95,8 @@ def make_table() -> str:
     found = {name: getattr(models, name) for name in list_names("lapgrad.models", "models")}
     shared = [method for method in METHODS if all(hasattr(model, method) for model in found.values())]
     columns = [method for method in METHODS if method not in shared]
-    lines = [f"| | {' | '.join(columns)} | further methods |", f"|---|{'---|' * (len(columns) + 1)}"]
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for name, model in found.items():
-        own = [method for method, value in vars(model).items() if inspect.isfunction(value)]
-        usual = {*METHODS, "config", "forward", "extra_repr", "loss"}
         marks = ["✓" if hasattr(model, method) else "" for method in columns]
-        further = ", ".join(f"`{method}`" for method in own if method not in usual and method[0] != "_")
-        lines.append(f"| {{py:class}}`~lapgrad.models.{name}` | {' | '.join(marks)} | {further} |")
+        lines.append(f"| {{py:class}}`~lapgrad.models.{name}` | {' | '.join(marks)} |")
     return "\n".join([*lines, "", f"All of them have {', '.join(f'`{method}`' for method in shared)}.", ""])

@@ -4,7 +4,8 @@
 
 RESULTS is a results file of ``lapgrad bench ops``. What the figures need of it is in ``operators.json``
 beside this file, which is read when no argument is given; it also has the command that measured. Cases in
-which other programs used the cores are left out. Writes ``speedups.png`` and ``heat_map.png`` beside it, and
+which other programs used the cores are left out. The times of the lines that the README changes come from
+``three_lines.json`` (``measure_three_lines.py``). Writes ``speedups.png`` and ``heat_map.png`` beside it, and
 replaces what stands between the two comments "generated" in README.md.
 """
 
@@ -15,6 +16,7 @@ import math
 import re
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from lapgrad_bench.common.plotting import label_round_values, make_figure
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER.parents[1] / "README.md"
 RESULTS = FOLDER / "operators.json"
+THREE_LINES = FOLDER / "three_lines.json"
 BLOCK = re.compile(
     r"(<!-- generated: docs/figures/draw_speedups\.py -->\n).*?(<!-- /generated -->)", re.DOTALL
 )
@@ -82,20 +85,23 @@ def read_comparisons(run: dict[str, Any]) -> Comparisons:
     }
 
 
-def describe_machine(run: dict[str, Any]) -> str:
-    """Return processor, threads, version of torch and date in a line."""
-    machine = run["machine"]
-    version = machine["torch"].split("+")[0]
-    return f"{machine['cpu']}, {machine['threads']} threads, torch {version}, {machine['date'][:10]}"
+def describe_machine(*runs: dict[str, Any]) -> str:
+    """Return processor, threads, version of torch and dates in a line; all runs are of one machine."""
+    machines = [run["machine"] for run in runs]
+    ((cpu, threads, torch),) = {(m["cpu"], m["threads"], m["torch"].split("+")[0]) for m in machines}
+    dates = " and ".join(sorted({machine["date"][:10] for machine in machines}))
+    return f"{cpu}, {threads} threads, torch {torch}, {dates}"
 
 
-def write_sentences(run: dict[str, Any]) -> str:
+def write_sentences(run: dict[str, Any], three_lines: dict[str, Any]) -> str:
     """Return the README's table of times and memory, and the figure with its caption."""
     found = read_comparisons(run)
+    seconds = {name: of["backward"] for name, of in three_lines["seconds"].items()}
+    factor, factors = found["potrf", LARGE, "backward"], found["potrf", SMALL, "backward"]
     examples = {
-        "Cholesky factor of order 1024": found["potrf", LARGE, "backward"],
-        "Gaussian log density of order 1024": found["fused.mvn_nll", LARGE, "backward"],
-        "1000 Cholesky factors of order 8": found["potrf", SMALL, "backward"],
+        f"the loss above, `K` of order {three_lines['order']}": (seconds["lapgrad"], seconds["torch"]),
+        "a Cholesky factor of order 1024": (factor.own, factor.torch),
+        "1000 Cholesky factors of order 8": (factors.own, factors.torch),
     }
     own, other = _find_buffers(run)
     medians = [
@@ -103,20 +109,26 @@ def write_sentences(run: dict[str, Any]) -> str:
         for phase in PHASES
     ]
     ahead = sum(case.faster >= 0.995 for case in found.values())
-    sentences = [
-        "| gradient of a | lapgrad | torch |",
-        "|---|---:|---:|",
-        *(f"| {name} | {_ms(case.own)} | {_ms(case.torch)} |" for name, case in examples.items()),
-        f"| memory of the first, in matrices of its size | {own:.1f} | {other:.1f} |",
+    caption = (
+        f"{describe_machine(run, three_lines)}, float64. lapgrad was at least as fast as torch in {ahead} of "
+        f"{len(found)} cases, and in the median {medians[0]:.1f} times faster forward and {medians[1]:.1f} "
+        "times backward ([performance](docs/performance.md))."
+    )
+    memory = "memory of the second, in matrices of its size"
+    lines = [
+        "| gradient of | torch | lapgrad | |",
+        "|---|---:|---:|---|",
+        *(
+            f"| {name} | {_ms(theirs)} | {_ms(mine)} | {theirs / mine:.1f} times faster |"
+            for name, (mine, theirs) in examples.items()
+        ),
+        f"| {memory} | {other:.1f} | {own:.1f} | {other / own:.0f} times less |",
         "",
         "![How many times faster than torch, by operation](docs/figures/speedups.png)",
         "",
-        f"{describe_machine(run)}, float64. lapgrad was at least as fast as torch in {ahead} of the "
-        f"{len(found)} cases of this run, "
-        f"in the median {medians[0]:.1f} times faster forward and {medians[1]:.1f} times backward "
-        "([performance](docs/performance.md)).",
+        textwrap.fill(caption, 100),
     ]
-    return "\n".join(sentences) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _find_buffers(run: dict[str, Any]) -> tuple[float, float]:
@@ -233,7 +245,8 @@ def main() -> None:
     found = read_comparisons(run)
     draw_bars(found, FOLDER / "speedups.png")
     draw_heat_map(found, FOLDER / "heat_map.png")
-    text, count = BLOCK.subn(lambda match: match[1] + write_sentences(run) + match[2], README.read_text())
+    sentences = write_sentences(run, json.loads(THREE_LINES.read_text()))
+    text, count = BLOCK.subn(lambda match: match[1] + sentences + match[2], README.read_text())
     if count != 1:
         raise SystemExit("README.md does not have the two comments between which the sentences go")
     README.write_text(text)
