@@ -56,9 +56,12 @@ fuzz: environment ## random calls of every operator against references: make fuz
 SANITIZED_TESTS := $(addprefix tests/,house/test_fuzz.py::test_fixed_run ops/test_values.py::test_samples \
     ops/test_gradients.py ops/test_layouts.py::test_small_matrices ops/test_layouts.py::test_batches \
     core/test_packing.py core/test_shortcuts.py core/test_shortcuts_by_columns.py core/test_gradient_shortcuts.py \
-    core/test_contention.py house/test_constants.py accelerate/test_torch_functions.py \
+    core/test_fixed_orders.py core/test_contention.py house/test_constants.py \
     core/test_threads.py::test_number_of_threads_is_that_of_torch_at_any_time \
-    core/test_threads.py::test_calls_from_many_threads accelerate/test_gates.py \
+    core/test_threads.py::test_calls_from_many_threads accelerate/test_torch_functions.py accelerate/test_gates.py \
+    accelerate/test_isclose.py accelerate/test_linalg.py accelerate/test_lu.py accelerate/test_semantics.py \
+    linalg models/gp/test_compiled_covariance.py models/state_space/test_kalman.py models/state_space/test_kalman_diffuse.py \
+    models/state_space/test_single_series.py cuda/test_device_shortcuts.py \
     cuda/test_large_matrices.py cuda/test_launch.py cuda/kernels/test_gelqf_panels.py cuda/kernels/test_gesvd_polar.py \
     cuda/kernels/test_syevd_vjp_kernels.py::test_several_tiles cuda/kernels/test_gesvd_vjp_kernels.py::test_several_tiles)
 # Address sanitizer keeps freed memory for a while.

@@ -25,7 +25,7 @@ import ctypes, sanitized_core
 core = sanitized_core.load()
 memory = ctypes.create_string_buffer(8 * 100), ctypes.create_string_buffer(8 * 10_000)
 source, target = map(ctypes.addressof, memory)
-core.add_transpose(8, source, 10_000, 100, 1, target, 10_000, 100, 1, 1, 100, 0, 100)
+core.add_transpose(8, (source, 10_000, 100, 1), (target, 10_000, 100, 1), 1, 100, 0, 100)
 """
 
 

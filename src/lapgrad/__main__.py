@@ -28,6 +28,9 @@ def run(arguments: Sequence[str]) -> int:
         sys.path[0] = str(Path(arguments[0]).resolve().parent)
         runpy.run_path(arguments[0], run_name="__main__")
         return 0
+    if arguments and arguments[0].endswith(".py"):
+        print(f"lapgrad: there is no script {arguments[0]}", file=sys.stderr)
+        return 2
     from lapgrad import cli
 
     return cli.main(arguments)

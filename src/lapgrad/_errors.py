@@ -143,12 +143,10 @@ def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
     )
 
 
-def factorisation_failed(
-    operator: str, batch: Sequence[int], failure: tuple[int, int], with_status: str
-) -> LapgradError:
+def factorisation_failed(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> LapgradError:
     """The error for ``(flat item, code)`` of a kernel: code > 0 names a minor, code < 0 a pivot."""
     flat, code = failure
-    return _explain_factorisation(operator, "A", batch_index(flat, batch), code, with_status)
+    return _explain_factorisation(operator, "A", batch_index(flat, batch), code)
 
 
 def restate_failure(
@@ -156,23 +154,21 @@ def restate_failure(
 ) -> LapgradError:
     """The error of ``potrf`` in the words of the caller: about ``argument`` of ``operator``."""
     code = -error.pivot if isinstance(error, NonFiniteError) else error.minor
-    return _explain_factorisation(operator, argument, error.item, code, "potrf_ex")
+    return _explain_factorisation(operator, argument, error.item, code)
 
 
-def _explain_factorisation(
-    operator: str, argument: str, item: tuple[int, ...], code: int, with_status: str
-) -> LapgradError:
+def _explain_factorisation(operator: str, argument: str, item: tuple[int, ...], code: int) -> LapgradError:
     name = _item_name(argument, item)
     if code < 0:
         return NonFiniteError(
             f"{operator}: {name} contains NaN or infinity: pivot {-code} is not finite. "
-            f"Check the input, or use {with_status} to get a status per item.",
+            f"Check the input, or use potrf_ex to get a status per item.",
             item,
             -code,
         )
     return NotPositiveDefiniteError(
         f"{operator}: {name} is not positive definite: its leading minor of order {code} is not positive. "
-        f"Add jitter to the diagonal, or use {with_status} to get a status per item.",
+        f"Add jitter to the diagonal, or use potrf_ex to get a status per item.",
         item,
         code,
     )

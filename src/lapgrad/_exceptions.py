@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import torch
 
+# Here, because all other modules import this one before anything that an older torch does not have.
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11):
+    raise ImportError(
+        f"lapgrad needs torch 2.11 or newer, found {torch.__version__}: pip install 'torch>=2.11'"
+    )
+
 #: Raised by torch when LAPACK fails. torch has the class, but no annotation of it.
 TORCH_LINALG_ERROR: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 

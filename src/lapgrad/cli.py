@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(chosen)
     except KeyboardInterrupt:
+        print("lapgrad: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has ended. Python would report that again when it closes stdout.

@@ -7,7 +7,10 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import subprocess
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +101,43 @@ def _summarise_acceleration() -> str:
 
 
 def format_text() -> str:
-    """Return all facts as aligned lines of text."""
+    """Return all facts as aligned lines of text, as wide as the terminal."""
     lines: list[str] = []
     for section, facts in collect().items():
         lines.append(section)
-        for name, value in facts.items():
-            shown = _format_value(value)
-            if "\n" in shown:
-                lines.append(f"  {name}")
-                lines.extend(f"    {line}" for line in shown.splitlines())
-            else:
-                lines.append(f"  {name.replace('_', ' '):<18} {shown}")
+        format_facts = _format_thresholds if section == "accelerate" else _format_facts
+        lines.extend(format_facts(facts, shutil.get_terminal_size().columns))
     return "\n".join(lines)
+
+
+def _format_facts(facts: dict[str, Any], width: int) -> Iterator[str]:
+    for name, value in facts.items():
+        yield from _wrap(f"  {name.replace('_', ' '):<18} ", _format_value(value), width)
+
+
+def _format_thresholds(facts: dict[str, str], width: int) -> Iterator[str]:
+    """Yield lines that say which calls ``accelerate()`` takes, for each operator and dtype."""
+    text = 'Orders of matrices: how many of them a call needs to be taken; "gradient": if one is recorded.'
+    yield from _wrap("  ", text, width)
+    for name, calls in facts.items():
+        yield f"  {name}"
+        for call in calls.split("; "):
+            kind, _, orders = call.partition(" ")
+            yield from _wrap(f"    {kind:<9}", orders, width)
+
+
+def _wrap(label: str, text: str, width: int) -> list[str]:
+    """Return a label with a text beside it, as lines; words longer than a line stay whole."""
+    indent = " " * len(label)
+    lines = textwrap.wrap(
+        text,
+        max(width, len(label) + 20),
+        initial_indent=label,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [label.rstrip()]
 
 
 def _format_value(value: Any) -> str:

@@ -236,7 +236,7 @@ def scale(expected: Expected, degrees: list[list[float]], exponents: list[int]) 
 
 
 def find_part_exponent(degrees: list[float], exponents: list[int]) -> int:
-    """The power of two that a part changes by."""
+    """Return e if a part changes by 2^e: it has a degree in each operand, which changes by 2^exponent."""
     return round(sum(degree * exponent for degree, exponent in zip(degrees, exponents, strict=True)))
 
 

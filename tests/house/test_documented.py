@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -239,3 +240,34 @@ def test_public_name_has_a_docstring(name: str) -> None:
     assert value.__doc__
     if inspect.isclass(value):
         assert inspect.getdoc(value) not in [inspect.getdoc(base) for base in value.__bases__]
+
+
+def list_public_objects() -> dict[str, Any]:
+    """Return all public names of the package, and the methods of its classes, by their full names."""
+    found: dict[str, Any] = {}
+    modules = ("", ".linalg", ".fused", ".models", ".models.kernels", ".models.likelihoods")
+    for module in (*modules, ".models.components", ".distributed", ".sklearn"):
+        namespace = importlib.import_module(f"lapgrad{module}")
+        for name in namespace.__all__:
+            value = getattr(namespace, name)
+            found[f"lapgrad{module}.{name}"] = value
+            if inspect.isclass(value):
+                own = {method: of for method, of in vars(value).items() if method[0] != "_"}
+                found.update({f"lapgrad{module}.{name}.{method}": of for method, of in own.items()})
+    return found
+
+
+def test_examples_import_torch_if_they_use_it() -> None:
+    """So that they run where they are pasted."""
+    found = list_public_objects()
+    assert {"lapgrad.potrf", "lapgrad.models.GPRegression.fit"} <= found.keys()
+    prompts = {
+        name: "\n".join(re.findall(r"^ *(?:>>>|\.\.\.) (.*)$", value.__doc__ or "", re.MULTILINE))
+        for name, value in found.items()
+    }
+    wrong = [
+        name
+        for name, code in prompts.items()
+        if re.search(r"\btorch\.", code) and not re.search(r"import .*\btorch\b", code)
+    ]
+    assert not wrong

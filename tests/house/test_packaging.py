@@ -5,10 +5,13 @@ import importlib
 import inspect
 import re
 import tomllib
+import typing
 from importlib import metadata, resources
 from pathlib import Path
 
 import pytest
+from fresh_process import run
+from public import OPERATORS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -61,6 +64,15 @@ def test_wheels_carry_the_examples():
     sources = {name: f"src/{name}" for name in ("lapgrad", "lapgrad_bench", "lapgrad_autoload")}
     assert packages == {**sources, "lapgrad/examples": "examples"}
     assert list((ROOT / packages["lapgrad/examples"]).glob("*.py"))
+
+
+def test_an_older_torch_is_refused_in_one_sentence():
+    (oldest,) = re.findall(r"torch>=([\d.]+)", " ".join(PYPROJECT["project"]["dependencies"]))
+    older = f"2.{int(oldest.split('.')[1]) - 1}.1+cu128"
+    failed = run(f"import torch; torch.__version__ = {older!r}; import lapgrad").stderr
+    assert failed.splitlines()[-1] == (
+        f"ImportError: lapgrad needs torch {oldest} or newer, found {older}: pip install 'torch>={oldest}'"
+    )
 
 
 def test_the_switch_for_an_installation_without_compiler_works_and_is_documented():
@@ -151,6 +163,14 @@ def test_public_functions_have_complete_annotations():
                     missing = set(parameters) - set(function.__annotations__) - {"self", "cls"}
                     assert not missing, f"{module}.{name}: {function.__qualname__}{missing}"
                     assert "return" in function.__annotations__, f"{module}.{name}"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_options_decide_the_type_of_the_result(name):
+    """A type checker knows from ``vectors=False`` that one tensor is returned."""
+    function = OPERATORS[name]
+    found = typing.get_overloads(function) or [function]
+    assert not [each for each in found if "|" in each.__annotations__["return"]]
 
 
 def test_licence_is_apache():

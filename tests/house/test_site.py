@@ -23,7 +23,7 @@ PAGES = {
 WITH_CODE = [
     name
     for name, path in PAGES.items()
-    if name.startswith(("guide/", "coming_from/", "getting_started", "index", "accelerate"))
+    if name.startswith(("guide/", "coming_from/", "getting_started", "index", "accelerate", "faq"))
     and "```python" in path.read_text()
 ]
 #: What the build writes.
@@ -114,6 +114,17 @@ def test_five_questions_are_answered_within_two_clicks() -> None:
         assert answer in PAGES[page].read_text()
 
 
+def test_more_questions_are_one_click_away() -> None:
+    """Each is a heading of the page of questions, to which the front page leads."""
+    assert "](faq.md)" in PAGES["index.md"].read_text()
+    headings = " ".join(re.findall(r"^## (.*)$", PAGES["faq.md"].read_text(), re.MULTILINE))
+    for words in (
+        *("float32", "Half precision", "Complex numbers", "Sparse", "devices", "it is used", "turn it off"),
+        *("not positive definite", "deterministic", "DataLoader", "cite", "not faster", "torch.compile"),
+    ):
+        assert words in headings, words
+
+
 def test_pages_that_follow_from_the_package_have_every_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS))
     pages = importlib.import_module("reference_pages")
@@ -144,4 +155,5 @@ def test_examples_become_pages_of_the_gallery(monkeypatch: pytest.MonkeyPatch, t
         title, underline = text.splitlines()[1:3]
         assert title
         assert underline == "=" * len(title)
+        assert len(title) < 70, "titles are in the navigation, too"
         assert "[markdown]" not in text
