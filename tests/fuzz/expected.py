@@ -16,8 +16,10 @@ from fuzz.values import perturb
 
 #: Relative size of the perturbations by which sensitivity is measured, 2^26 times the rounding of float64.
 _STEP = 2.0**-26
-#: Random directions. That all of them miss the sensitive one by a factor of 30 has a probability of 1e-5.
-_DIRECTIONS = 3
+#: Random directions miss the sensitive one by this factor with a probability of its inverse, each by itself.
+_MISSED_BY = 30.0
+#: The probability that all directions miss that of any row or column.
+_RISK = 3e-5
 
 
 @dataclasses.dataclass
@@ -122,7 +124,8 @@ class Reference:
             results, gradients, cotangents = self.evaluate(args, cotangents, generator)
         values = [*results, *gradients]
         moved = [torch.zeros_like(value) for value in values]
-        for _ in range(_DIRECTIONS):
+        directions = _count_directions(values)
+        for _ in range(directions):
             near = [
                 perturb(kind, arg, _STEP, generator) for kind, arg in zip(self._case.kinds, args, strict=True)
             ]
@@ -138,7 +141,7 @@ class Reference:
             Part(
                 name,
                 value,
-                (total / _DIRECTIONS).sqrt() if value.is_floating_point() else total,
+                (total / directions).sqrt() if value.is_floating_point() else total,
                 own,
                 i < len(results) and self._case.passes == 1,
             )
@@ -194,6 +197,16 @@ class Reference:
         if any(degree is None for row in rows for degree in row):
             return None
         return [[row[i] or 0.0 for row in rows] for i in range(len(at.parts()))]
+
+
+def _count_directions(values: Sequence[Tensor]) -> int:
+    """Return how many random directions show the sensitivity of every row and every column."""
+    lines = 1
+    for value in values:
+        *_, rows, columns = (1, 1, *value.shape)
+        lines += value.numel() // max(1, rows) + value.numel() // max(1, columns)
+    # 30^-directions for each of the lines.
+    return math.ceil(math.log(lines / _RISK) / math.log(_MISSED_BY))
 
 
 def _find_degree(value: Tensor, at_16: Tensor) -> float | None:
