@@ -61,19 +61,34 @@ def test_threads_of_a_process_group_end_with_it() -> None:
     """Also while a ``Group`` is alive, and after a fit: threads that outlive the interpreter may abort it."""
     printed = get_output(
         """
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from lapgrad.distributed import init_group
 
+def read(path):
+    try:
+        return path.read_text()
+    except OSError:  # the thread has ended
+        return ""
+
 def count_threads():
-    return sum("gloo" in comm.read_text() for comm in Path("/proc/self/task").glob("*/comm"))
+    return sum("gloo" in read(comm) for comm in Path("/proc/self/task").glob("*/comm"))
+
+def wait_for(condition):
+    # A thread takes its name after its start, and stays in /proc for a moment after it was joined.
+    end = time.monotonic() + 30.0
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
 
 group = init_group()
 optimiser = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+wait_for(lambda: count_threads() > 0)
 assert count_threads() > 0
 dist.destroy_process_group()
+wait_for(lambda: count_threads() == 0)
 print(count_threads(), group.process_group)
 """,
         MASTER_ADDR="127.0.0.1",
