@@ -286,7 +286,7 @@ def test_out_of_small_matrices() -> None:
 
 @pytest.mark.parametrize("function", ["cholesky", "eigh", "qr", "inv", "svd"])
 def test_errors_of_hooks_pass_through(function: str) -> None:
-    """A hook of autograd that raises is called once: a checkpoint ends what it computes again in this way."""
+    """A hook that raises is called once. Checkpoints end their second forward pass by such an exception."""
     A = torch.randn(4, 4, dtype=torch.float64)
     A = (A @ A.mT + torch.eye(4, dtype=torch.float64)).requires_grad_()
     calls = []

@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def draw_borderline(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Pairs at a distance of the tolerance (1e-3, 1e-4) up to a few roundings, and pairs not finite."""
+    """Return pairs whose distance is the tolerance up to a few roundings, and pairs with infinity and NaN."""
     torch.manual_seed(sum(shape))
     B = torch.randn(shape, dtype=dtype)
     epsilon = torch.finfo(dtype).eps * torch.randint(-2, 3, shape)

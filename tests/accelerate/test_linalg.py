@@ -62,7 +62,7 @@ def test_values(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("n", [33, 70])
 def test_solves_with_few_columns_are_those_of_torch(n: int, upper: bool, left: bool) -> None:
-    """By torch's kernel, called by address where it is known, also for views that it must not read."""
+    """torch's kernel solves few columns. It must not be given some of these views as they are."""
     torch.manual_seed(n)
     A = torch.randn(n, n, dtype=torch.float64) / n**0.5 + 2 * torch.eye(n, dtype=torch.float64)
     B = torch.randn(3, n, 2, dtype=torch.float64) if left else torch.randn(3, 2, n, dtype=torch.float64)
@@ -229,7 +229,7 @@ print("right")
 
 
 def test_batches_on_several_threads() -> None:
-    """torch's own functions may hang there: in a process of its own, with a limit."""
+    """torch's own functions may hang at these sizes, so the calls run in a process with a time limit."""
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_THREADS], capture_output=True, text=True, timeout=120, check=True
     )

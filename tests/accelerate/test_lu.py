@@ -31,7 +31,7 @@ def batch(*shape: int, row_major: bool = True) -> Tensor:
 
 
 def compare(function: Any, *operands: Tensor, is_differentiable: bool = True) -> None:
-    """Values, strides and gradients of ``function`` with every call taken, and without lapgrad."""
+    """Compare values, strides and gradients of ``function`` with all calls taken to those of plain torch."""
     results = []
     for accelerated in (False, True):
         lapgrad.accelerate.stats(reset=True)

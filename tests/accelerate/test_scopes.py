@@ -41,7 +41,7 @@ def test_process() -> None:
     assert not is_taken()
 
 
-#: Beside other tests, overrides may have been removed so often already that they stay.
+#: Runs in a process of its own, because overrides stay installed after they were removed many times.
 SWITCHED_OFF = """
 import torch, lapgrad
 
@@ -306,7 +306,7 @@ def test_overrides_stay_while_a_scope_is_open() -> None:
 
 
 def test_overrides_stay_after_many_removals() -> None:
-    """What is kept for each removal must not fill the memory of a program that switches in a loop."""
+    """Each removal keeps some memory, which must not fill up in a program that switches in a loop."""
     made, choice = Overrides(), Choice(frozenset({"qr"}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module_of_overrides, "_MOST_REMOVALS", 3)
@@ -426,7 +426,7 @@ def test_operators_of_which_no_call_would_be_taken_have_no_override(monkeypatch:
     names = frozenset({"qr", "svd", "det"})
     try:
         overrides.install(Choice(names))
-        assert overrides.installed == {("_linalg_det", "cpu")}  # torch's must not be called with some batches
+        assert overrides.installed == {("_linalg_det", "cpu")}  # torch's LU hangs with some batches
         overrides.install(Choice(names, always=True))
         assert overrides.installed == {("_linalg_det", "cpu"), ("linalg_qr", "cpu"), ("_linalg_svd", "cpu")}
     finally:

@@ -118,7 +118,7 @@ def test_singular_triangle(left: bool) -> None:
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("left", [True, False])
 def test_few_right_hand_sides(shape: tuple[int, ...], upper: bool, left: bool) -> None:
-    """Above order 32 torch solves these, and lapgrad has the gradient: also the second one."""
+    """Above order 32 torch computes the solution, and lapgrad its first and second derivatives."""
     L = torch.linalg.cholesky(positive_definite(*shape[:-1]), upper=upper).requires_grad_()
     B = torch.randn(2, dtype=torch.float64)[:, None].expand(*shape[:-2], 2, 40)
     B = (B.mT if left else B).clone().requires_grad_()
@@ -284,7 +284,7 @@ print("right")
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_factorisations_of_batches_are_right_on_several_threads(threads: int) -> None:
-    """torch's own may hang or be wrong there."""
+    """torch's own factorisations may hang or be wrong with several threads."""
     done = subprocess.run(
         [sys.executable, "-c", ON_SEVERAL_THREADS, str(threads)],
         capture_output=True,

@@ -85,7 +85,7 @@ def test_every_operator_is_called() -> None:
 
 @pytest.mark.parametrize("operator", _torch_functions.FORMS)
 def test_functions_are_found(operator: str) -> None:
-    """On releases of torch on which such calls are tested. On others torch's Python interface is called."""
+    """Functions have addresses on tested releases of torch; on others they are called through Python."""
     form, is_tested = _torch_functions.FORMS[operator], _torch_private.may_call_by_address()
     assert (_torch_functions.describe_function(operator, records=False) is not None) == is_tested
     can_record = is_tested and bool(form.record)
@@ -119,7 +119,7 @@ def test_values_and_gradients_are_those_of_torch(
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Acceleration]:
-    """accelerate() whose gates have no Python interface to the kernels that they know by address."""
+    """Return an ``accelerate`` that fails if it calls through Python a kernel whose address it knows."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("called through Python")
@@ -142,7 +142,7 @@ def by_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Acceleration]:
 @pytest.mark.parametrize("operator", CALLS)
 @pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
 def test_kernels_are_called_by_address(operator: str, by_address: Acceleration) -> None:
-    """Through torch's Python interface results would be the same."""
+    """Without the fixture, a call through Python would go unnoticed: it gives the same results."""
     A = make_matrix(3)
     has_passed_on = False
     for call in CALLS[operator]:

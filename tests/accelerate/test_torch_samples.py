@@ -30,7 +30,7 @@ import lapgrad
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("overrides_removed"),
-    # torch's older functions (cholesky, svd, qr, ...) announce their end; so do vmap's missing rules.
+    # torch's older functions (cholesky, svd, qr, ...) warn that they will go, and vmap of missing rules.
     pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
 ]

@@ -81,7 +81,7 @@ def find_operator(name: str) -> Any:
 def draw_samples(
     name: str, dtype: torch.dtype = torch.float64, *, requires_grad: bool = False, most: int | None = None
 ) -> Iterator[Any]:
-    """Samples with entries; with ``most`` that many of them, spread evenly over all."""
+    """Return the samples that are not empty; at most ``most`` of them, spread evenly over all."""
     torch.manual_seed(0)
     drawn = find_operator(name).sample_inputs("cpu", dtype, requires_grad=requires_grad)
     samples = [sample for sample in drawn if all(t.numel() for t in list_tensors(sample))]

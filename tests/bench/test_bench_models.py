@@ -53,7 +53,7 @@ def test_libraries_agree_on_all_cases() -> None:
 
 
 def test_training_steps_learn_the_same() -> None:
-    """With lapgrad's operators and torch's; the model that they start from stays as it is."""
+    """Steps on lapgrad's and on torch's operators move the parameters alike, and not the given model."""
     problem = deep_gp.Problem.generate(deep_gp.QUICK, CPU)
     before = [value.detach().clone() for value in problem.model.parameters()]
     steps, missing = deep_gp.make_training_steps(problem)

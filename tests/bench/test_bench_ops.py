@@ -82,7 +82,7 @@ def test_operators_without_arithmetic_have_bytes_and_no_flops():
 @pytest.mark.skipif(not can_measure_memory(), reason="the peak memory of a process cannot be reset here")
 @pytest.mark.skipif(not is_core_in_use(), reason="without the core there are more buffers")
 def test_peak_memory_of_large_operands():
-    """50 MB: other threads of the process come and go with a megabyte or two."""
+    """Operands of 50 MB, because other threads of the process take and free a megabyte or two."""
     case = Case(OPERATORS["copyltu"], Shape(2500, 2500), torch.float64)
     (m,) = runner.measure(case, ["forward"], 1, seconds=0, memory=True)
     assert m.extra_bytes["lapgrad"] == pytest.approx(2500 * 2500 * 8, rel=0.1)

@@ -245,7 +245,7 @@ def test_there_is_a_formula_for_every_operator():
 
 
 def test_the_worker_needs_no_new_python_and_nothing_of_lapgrad():
-    """MXNet has no wheels for a Python that is newer than this."""
+    """The worker must run on Python 3.7: MXNet has no wheels for newer ones."""
     files = sorted((Path(client.__file__).parent / "worker").glob("*.py"))
     assert len(files) == 9
     for file in files:

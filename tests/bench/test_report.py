@@ -163,7 +163,7 @@ def test_slower_cases_are_named(whole: Page) -> None:
 
 
 def test_many_slower_cases_are_named_by_operator(whole: Page) -> None:
-    """Against JAX 32 of 48 cases are slower."""
+    """In the sample results, 32 of 48 cases are slower than JAX."""
     found = compute_ratios(sample_results.ops(), "jax")
     assert "all 32 cases" in whole.text
     for operator in ("gesvd", "syrk", "potrf"):
@@ -419,7 +419,7 @@ def test_an_empty_folder_says_what_makes_a_file(folder: Path, capsys: pytest.Cap
 def test_files_that_are_no_good(
     folder: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
 ) -> None:
-    """Alone: no page. With others: a page that says so, and the exit code of a failure."""
+    """A bad file alone gives no page; beside good ones the page names it, and the command fails."""
     if content is not None:
         (folder / "bad.json").write_bytes(content)
     code, _, err = report(capsys, "bad.json")

@@ -67,7 +67,7 @@ def test_limits_hold():
     for case in draw_first_cases(1, 500):
         assert draw.count_operand_bytes(case) <= LIMITS.operand_bytes
         assert draw.estimate_seconds(case, LIMITS) <= LIMITS.call_seconds
-    # So tight that a filter of one step is the only one left.
+    # The limits are so tight that only a filter of one step meets them.
     tight = draw.Limits(operand_bytes=1e6, call_seconds=1e-3, rate=1e10)
     for case in itertools.islice(draw.draw_cases(1, tight), 200):
         assert case.shape.n * case.shape.m * case.shape.items * case.dtype.itemsize <= 1e6

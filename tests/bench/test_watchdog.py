@@ -155,7 +155,7 @@ def test_calls_are_read_as_they_were_written(tmp_path):
 def faulty_torch(monkeypatch):
     command = [sys.executable, str(PROCESSES / "faulty_torch.py")]
     monkeypatch.setattr(watchdog, "make_child_command", lambda: command)
-    # The limit of a call that hangs is shorter than that of the call before it: look often.
+    # The call that hangs has a shorter limit than the call before it, so the watchdog must look often.
     monkeypatch.setattr(worker_process, "_LONGEST_WAIT", 0.1)
 
 
@@ -184,7 +184,7 @@ def test_a_run_goes_on_and_names_what_hangs_and_crashes(faulty_torch, tmp_path, 
     assert cells == [hung] * 2 + ["torch crashed"] * 2
     assert hung in tables.make_short_table(found.rows)[1][0]
 
-    # What failed is not tried again: neither by a run that goes on, nor by one that compares.
+    # Cases that failed are not repeated, neither by a resumed run nor by one that compares with this file.
     assert cli.main(["bench", "ops", *options, "--output", str(file), "--resume"]) == 0
     assert Results.load(file).rows == found.rows
     assert cli.main(["bench", "ops", "--compare", str(file), "--with", str(file)]) == 0

@@ -115,7 +115,7 @@ def test_large_teams_are_halved() -> None:
 
 
 def test_the_pool_is_limited_and_results_stay_the_same() -> None:
-    """With a limit of one thread, and of two of three."""
+    """The limits are one thread, and two of three threads."""
     threads = torch.get_num_threads()
     A = torch.randn(300, 300, dtype=torch.float64)
     A = A @ A.mT + 300 * torch.eye(300, dtype=torch.float64)
@@ -200,7 +200,7 @@ def test_no_groups_at_all(tmp_path: Path) -> None:
 
 
 def test_retreats_can_be_switched_off() -> None:
-    """Preemptions that are reported to the process's own governor then change nothing."""
+    """Then preemptions that are reported to the governor of the process change nothing."""
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -120,7 +120,7 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, isa: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["trmm", "gemmt", "syrk", "trsm"])
 def test_layouts_and_other_sides(name: str, dtype: torch.dtype, isa: str) -> None:
-    """All layouts, and a second dimension of another size, which the kernels of fixed order do not serve."""
+    """All layouts; also a second dimension of another size, for which there is no kernel of fixed order."""
     with take_path("default", isa):
         for n in (4, 8, 16):
             check(name, n, n, dtype, LAYOUTS)

@@ -158,7 +158,7 @@ def test_products_of_batches(n: int, items: int, dtype: torch.dtype) -> None:
 def test_solves_of_batches_scale_with_their_matrices(
     shape: tuple[int, int, int], transpose: bool, dtype: torch.dtype
 ) -> None:
-    """Entries near the ends of the range, in one item of a group of lanes and not in others."""
+    """One item of the batch has entries near the largest number, the others have not."""
     items, n, m = shape
     A, B = (
         general(items, n, n, dtype=dtype) + n * torch.eye(n, dtype=dtype),

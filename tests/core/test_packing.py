@@ -45,7 +45,7 @@ def unpack_by_definition(v: Tensor, n: int, offset: int, lower: bool) -> Tensor:
 
 
 def check(A: Tensor, offset: int, lower: bool) -> None:
-    """Both directions, bit by bit."""
+    """Check that A is packed, and the packed vector unpacked, as the definition says, bit by bit."""
     v = pack_by_definition(A, offset, lower)
     assert torch.equal(lapgrad.extracttrian(A, offset=offset, lower=lower), v)
     expected = unpack_by_definition(v, A.shape[-1], offset, lower)

@@ -70,7 +70,7 @@ def test_logarithms(n: int, dtype: torch.dtype) -> None:
     found = lapgrad.sumlogdiag(A)
     finite = expected.isfinite()
     assert torch.equal(found[~finite].nan_to_num(), expected[~finite].to(dtype).nan_to_num())
-    # Of one entry a few units of the last place, also near zero; the product of several is rounded near one.
+    # One entry errs by a few units in its last place, however small; a product of several, relative to one.
     allowed = 4 * limits.eps * (expected[finite].abs() + n - 1)
     assert ((found[finite].double() - expected[finite]).abs() <= allowed).all()
 
@@ -96,7 +96,7 @@ def test_determinants_of_numbers() -> None:
 
 
 def test_large_results_have_their_memory() -> None:
-    """Blocks for which huge pages are asked for: every entry is there, and blocks do not overlap."""
+    """Results that get huge pages have all their entries, and do not overlap."""
     d = torch.randn(1100, dtype=torch.float64)
     first, second = lapgrad.makediag(d), lapgrad.makediag(-d)
     assert torch.equal(first, torch.diag_embed(d))

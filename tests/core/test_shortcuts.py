@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., tuple[Tensor, ...]], li
         [{}, {"rcond": 1e-4}],
     ),
 }
-#: Shortcuts that round in another order than torch, which computes on the way through Python.
+#: Shortcuts that round in another order than torch, which computes when the call goes through Python.
 ROUNDED = {"gemm", "gemm2"}
 #: Functions that are made of other operators in Python; these may take shortcuts of their own.
 COMPOSED = {"eigh_fn", "pca", "cca", "lda", "lstsq"}

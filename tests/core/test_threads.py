@@ -67,7 +67,7 @@ def test_number_of_threads_belongs_to_the_calling_thread() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_results_do_not_depend_on_the_number_of_threads(count: int) -> None:
-    """Tiles and slices are cut differently: equal up to rounding."""
+    """Other numbers of threads cut other tiles and slices, so results are equal up to rounding."""
     torch.set_num_threads(count)
     for name in FLAGS:
         for n, batch in ((300, ()), (150, (3,)), (12, (50,))):
@@ -136,7 +136,7 @@ def test_gil_is_released(name: str) -> None:
 
 
 def test_no_second_pool() -> None:
-    """After torch has started its threads, lapgrad starts none, in any size, forward or backward."""
+    """Once torch has started its threads, lapgrad starts no others: at any size, forward and backward."""
     code = """
 import os, torch, lapgrad
 from sized import FLAGS, sample

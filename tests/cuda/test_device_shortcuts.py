@@ -323,7 +323,7 @@ def test_small_triangular_products_are_recorded_by_the_operator(taken: Taken) ->
 
 @pytest.mark.parametrize("name", [name for name in CASES if SHORTCUTS[name].recorded])
 def test_torch_records_what_it_may(name: str, taken: Taken, without_small_kernels: None) -> None:
-    """No node of lapgrad's own stands in the graph."""
+    """The autograd graph has nodes of torch only, which C++ runs."""
     function, make, _ = CASES[name]
     result = function(*[operand.requires_grad_() for operand in make(3, 4, 4)])
     nodes = [result.grad_fn]
@@ -395,7 +395,7 @@ def test_a_broadcast_is_left_to_the_operator(taken: Taken) -> None:
 
 
 def test_large_orders_are_left_to_the_operator(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From some order on half of a product is worth more than a gradient that torch records."""
+    """Above a threshold the operator, which computes half of the product, is faster than torch's function."""
     A, B = general(6, 6), general(6, 6)
     for limit, function in (
         ("PRODUCT_CUT", lapgrad.gemmt),

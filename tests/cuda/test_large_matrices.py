@@ -232,7 +232,7 @@ def test_more_items_than_a_launch_can_have(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_one_matrix_is_factorised_with_few_launches(lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only failures, and a NaN in the triangle that is not read, are left to the general path."""
+    """The general path, with more launches, is left for failures and for NaN in the triangle not read."""
     A = make_positive_definite(150)
     L, wanted = torch.full_like(A, torch.nan), torch.linalg.cholesky(A, upper=not lower)
     monkeypatch.setattr(_thresholds, "POTRF_ALONE", 150)
@@ -364,7 +364,7 @@ def test_a_triangle_of_a_product(lower: bool) -> None:
 
 
 def test_where_float64_is_slow_others_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On GPUs with slow float64, algorithms that compute in float64 are left to the library."""
+    """Algorithms that compute in float64 are not used on GPUs that are slow in float64."""
     monkeypatch.setattr(_stream, "has_fast_float64", lambda device: False)
     A = torch.randn(150, 1100)
     Q, L, S = torch.empty(150, 1100), torch.empty(150, 150), torch.empty(150)

@@ -46,7 +46,7 @@ def draw(shape: tuple[int, ...], row_major: bool = True) -> Tensor:
 
 
 def compare(operator: str, found: Any, *operands: Tensor, **options: Any) -> None:
-    """The results of torch's own operator have the same values and strides."""
+    """Check that torch's own operator returns the same values and strides."""
     expected = run_torch(operator, *operands, **options)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.stride() == theirs.stride()

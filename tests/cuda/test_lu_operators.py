@@ -154,7 +154,7 @@ def test_singular_matrices(route: Route) -> None:
 
 def test_entries_that_are_not_finite(route: Route) -> None:
     A, (items, n) = draw_regular(route), (route.items, route.n)
-    # The library names the first row that it has spoilt, which need not be the one with the NaN.
+    # The library names the first row that became NaN, which need not be the one that had the NaN.
     row = n - 1 if n <= route.most else 0
     A[-1, row, 0] = torch.nan
     results, failure = [A.new_empty(items) for _ in range(2)], (items - 1, -row - 1)

@@ -37,7 +37,7 @@ def assert_same_history(one: FitResult, two: FitResult) -> None:
 
 
 def check_sum_of_losses(group: Group) -> None:
-    """The gradient of the sum, on all ranks; not world-size times as much."""
+    """All ranks get the gradient of the sum of losses once, not once for each rank."""
     x = torch.tensor([1.0, 2.0], dtype=DOUBLE, requires_grad=True)
     unused = torch.ones(3, dtype=DOUBLE, requires_grad=True)
     loss = sum_loss(group, lambda: (group.rank + 1.0) * x.square().sum(), [x, unused])
@@ -51,7 +51,7 @@ def check_sum_of_losses(group: Group) -> None:
 
 
 def check_ranks_that_do_not_do_the_same(group: Group) -> None:
-    """gloo ends a process that gets more numbers than it expects."""
+    """Sums of different numbers of values raise an error; gloo alone would end one of the processes."""
     error = catch(lambda: group.sum_numbers([1.0] * (1 + group.rank)))
     assert isinstance(error, lapgrad.ProcessGroupError)
     assert "have 1 to 2" in str(error)

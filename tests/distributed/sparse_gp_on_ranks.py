@@ -158,7 +158,7 @@ def check_fit_with_a_network_as_mean(group: Group) -> None:
 
 
 def check_ranks_start_from_the_first_one(group: Group) -> None:
-    """Though their random numbers and networks differ."""
+    """All ranks start from the network of rank 0, although their random numbers and networks differ."""
     X, y = shard(*make_data(), group=group)
     torch.default_generator.manual_seed(group.rank)
     mean = nn.Linear(2, 1).double()
@@ -267,7 +267,7 @@ def check_example(group: Group) -> None:
     assert shared["group"].size == group.size
     assert len(shared["X"]) == shared["n"] // group.size
     group.wait_for_all()
-    # Now each rank by itself, as a group of one process.
+    # Then each rank runs the example by itself, as a group of one process.
     own = folder / str(group.rank)
     with mock.patch("lapgrad.distributed.init_group", Group):
         alone = run_example(own)

@@ -103,7 +103,7 @@ def test_potrf_and_potri(shape: tuple[int, int], n: int) -> None:
 @pytest.mark.parametrize("n", [1, 5, 24, 53])
 @pytest.mark.parametrize("block", [1, 4, 64])
 def test_factor_and_inverse(shape: tuple[int, int], n: int, block: int) -> None:
-    """From the lower triangles, whatever stands above them."""
+    """Factor and inverse are computed from the lower triangle, whatever the upper one contains."""
     A = make_positive_definite(n)
     above = torch.full_like(A, torch.nan).triu(1)
 

@@ -58,7 +58,7 @@ def test_a_process_alone_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_threads_of_a_process_group_end_with_it() -> None:
-    """Also while a ``Group`` is alive, and after a fit: threads that outlive the interpreter may abort it."""
+    """They end although a ``Group`` is alive: threads that outlive the interpreter may abort the process."""
     printed = get_output(
         """
 import time

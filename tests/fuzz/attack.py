@@ -31,7 +31,7 @@ _ONE_TRIANGLE = ("spd", "spaced", "triangular")
 
 @dataclasses.dataclass
 class Report:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
         description: The call in words.
@@ -137,9 +137,10 @@ class Attack:
         groups: list[list[int]],
         degrees: list[list[float]] | None,
     ) -> list[int]:
-        """Exponents for each group, multiples of 4, so large that something comes near the edge of the range.
+        """Return an exponent per group: a multiple of 4, so large that a number is near the end of the range.
 
-        Without degrees the reference itself has to stay in range, with squares and fourth powers.
+        Without degrees of homogeneity the exponents are small: the reference is evaluated at scaled operands,
+        and its squares and fourth powers must not overflow.
         """
         widest = 1020 if self.dtype is torch.float64 else 120
         if degrees is None:

@@ -152,10 +152,9 @@ class Reference:
     def _measure_own_errors(
         self, args: Sequence[Tensor], cotangents: list[Tensor | None], values: list[Tensor]
     ) -> list[Tensor]:
-        """Errors of the reference in units of eps: those it makes in float32, seen from float64.
+        """Return the rounding errors of the reference in units of eps: float32 results less float64 results.
 
-        The operands are those that float32 represents. Where it leaves the range of float32 nothing is known
-        of its errors, and they are infinite.
+        Both start from operands that float32 represents. Where float32 overflows, errors count as infinite.
         """
         generator = torch.Generator()
         near = [arg.float() for arg in args]

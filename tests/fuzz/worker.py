@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _draw_cases(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Operators in turns, so that all have had as many cases when the time is over."""
+    """Yield cases of all operators in turns, so that each has had as many when the time is over."""
     operators = options.ops.split(",") if options.ops else list(OPERATORS)
     unknown = set(operators) - set(OPERATORS)
     if unknown:

@@ -26,7 +26,7 @@ Rows = list[list[Fraction]]
 
 #: The factors are those of A + E for a rounding error E of A; cofactors are sums of products of entries.
 ROUNDING = 100.0
-#: Scaled rows lead to other pivots, which are not the largest of the unscaled ones: the factors grow.
+#: With scaled rows, pivots are not the largest entries of the unscaled matrix, so that the factors grow.
 OTHER_PIVOTS = 10.0
 
 
@@ -127,7 +127,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("n", "rank", "integers"), RANKS)
 def test_first_derivatives_at_every_rank(n: int, rank: int, integers: bool, kernels: str) -> None:
-    """Against cofactors in rational arithmetic; backward and forward mode, alone and in a batch."""
+    """They equal cofactors in rational arithmetic: backward and forward mode, alone and in a batch."""
     eps = torch.finfo(torch.float64).eps
     A = make_of_rank(n, rank, integers)
     expected, size = compute_exact_cofactors(A), A.abs().max().clamp_min(1.0) ** (n - 1)
@@ -146,7 +146,7 @@ def test_first_derivatives_at_every_rank(n: int, rank: int, integers: bool, kern
 @pytest.mark.parametrize(("n", "rank", "integers"), RANKS)
 @pytest.mark.parametrize("modes", ["reverse", "forward over reverse", "reverse over forward", "forward"])
 def test_second_derivatives_at_every_rank(n: int, rank: int, integers: bool, modes: str) -> None:
-    """Where torch's own are wrong or NaN: against minors in rational arithmetic."""
+    """They equal minors in rational arithmetic, also where those of torch are wrong or NaN."""
     A = make_of_rank(n, rank, integers)
     outer, inner = {
         "reverse": (func.jacrev, func.jacrev),

@@ -96,7 +96,7 @@ def test_agrees_with_scipy() -> None:
 
 
 def test_exponential_agrees_with_its_series() -> None:
-    """With 30 digits: scipy's exponential, by scaling and squaring, errs by 200 units here."""
+    """The series has 30 digits. (scipy's exponential errs by 200 units here.)"""
     mpmath = pytest.importorskip("mpmath")
     A = MAKERS["spaced"]((6, 6), torch.Generator().manual_seed(0))
     with mpmath.workdps(30):
@@ -115,7 +115,7 @@ def test_gradient_of_the_exponential_agrees_with_torch() -> None:
 
 @pytest.mark.parametrize("flags", FUNCTIONS, ids=name)
 def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
-    """Against 60 digits: pairs from far apart to neighbouring numbers."""
+    """They agree with 60-digit arithmetic for all pairs, from distant numbers to neighbouring ones."""
     mpmath = pytest.importorskip("mpmath")
     f, exponent = flags["f"], flags.get("exponent")
     rule = (

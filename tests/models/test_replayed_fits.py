@@ -1,4 +1,4 @@
-"""Fits that replay a recording of their loss: the same figures, wrong guesses and failures included."""
+"""Fits that replay a recording of their loss: the same figures as without one, also after failures."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def test_recordings_do_not_outlive_what_they_were_made_of() -> None:
     assert (recorder.recordings, recorder.closed) == (2, 2)
 
 
-def test_wrong_guesses_are_made_good() -> None:
-    """After the first evaluation has shown that chunks need solves, the recording uses solves."""
+def test_solves_replace_an_inverse_that_is_too_imprecise() -> None:
+    """If the first evaluation finds that products by an inverse are too imprecise, solves are recorded."""
     plain, replayed = (model(1e-7, jitter=1e-10, init="kmeans++") for _ in range(2))
     expected = plain.fit("adam", steps=10, lr=1e-4)
     with replay_evaluations() as recorder:
         found = replayed.fit("adam", steps=10, lr=1e-4)
-    assert recorder.closed == 2  # once for the wrong guess, once in the end
+    assert recorder.closed == 2  # once when solves replace the inverse, once in the end
     assert recorder.recordings == 1
     tolerances.assert_close(torch.tensor(found.history), torch.tensor(expected.history), tolerances.OF_JITTER)
 

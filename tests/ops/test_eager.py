@@ -63,7 +63,7 @@ def test_result_is_fresh_and_contiguous(case: OperatorCase) -> None:
 
 
 def test_only_wanted_gradients(case: OperatorCase) -> None:
-    """Each operand alone: the others are constants, and nothing is saved for them."""
+    """With one operand that needs a gradient, the others are constants, and nothing is saved for them."""
     sample = case.small()
     expected = compute_expected_gradients(case, sample)
     for position in range(len(sample.args)):

@@ -122,7 +122,7 @@ def test_backward_does_not_factorise_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_shared_matrix_is_factorised_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a batch of right-hand sides, and under vmap over them."""
+    """A matrix is factorised once for a batch of right-hand sides, also under vmap over them."""
     A, B = draw(6, 6), draw(7, 6, 2, kind="general")
     shapes: list[torch.Size] = []
     kernel = KERNELS["gesv"]

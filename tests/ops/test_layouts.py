@@ -159,7 +159,7 @@ def test_vectors(case: OperatorCase) -> None:
 @pytest.mark.parametrize("path", ["default", "BLAS product", "two threads inside"])
 @pytest.mark.parametrize("name", FLAGS)
 def test_all_flags_on_every_path(name: str, path: str) -> None:
-    """Past a leaf, and with an other side of another length: both orders of storage meet in every product."""
+    """At orders above a leaf, with other sides of other lengths, for operands of both orders of storage."""
     case = OPERATORS[name]
     with take_path(path):
         for flags in list_flag_choices(name):
@@ -190,7 +190,7 @@ def test_operand_with_stride_zero_inside_the_matrix(name: str) -> None:
 
 @pytest.mark.cpu
 def test_stride_past_32_bits(tmp_path: Path) -> None:
-    """Rows further apart than a 32-bit stride can say, in a sparse file that takes few pages."""
+    """Rows are further apart than a 32-bit stride can tell, in a sparse file that takes few pages."""
     n, row_stride = 40, 2**31 + 8
     values = sample("potrf", n, {}).args[0]
     file = torch.UntypedStorage.from_file(str(tmp_path / "sparse"), shared=True, nbytes=n * row_stride * 8)
@@ -232,7 +232,7 @@ def _read(A: Tensor, lower: bool) -> Tensor:
     ],
 )
 def test_other_triangle_is_not_read(name: str, path: str) -> None:
-    """Neither by the operator nor by its backward, which does not read that of the cotangent of a factor."""
+    """Neither operator nor backward reads it; the backward of a factor ignores that of the cotangent, too."""
     case = OPERATORS[name]
     with take_path(path):
         for n, batch in ((5, ()), (5, (17,)), (33, ()), (70, ()), (130, ())):

@@ -140,7 +140,7 @@ def test_refuses_leaves(case: OperatorCase) -> None:
 
 
 def test_version_counter_catches_misuse(case: OperatorCase) -> None:
-    """Something else has saved the operand: its backward must notice that it is gone."""
+    """If an earlier operation has saved the operand, its backward raises an error."""
     sample = case.small()
     target = sample.args[case.overwrites].clone().requires_grad_() * 1.0
     other = target.sin().sum()

@@ -290,7 +290,7 @@ def test_bare_formula_is_not_finite_at_equal_eigenvalues() -> None:
 
 @pytest.mark.parametrize("n", [8, 24, 32, 50])
 def test_signs_do_not_flip_under_noise(n: int) -> None:
-    """Half of the vectors of a regular grid are antisymmetric: two entries share the largest size."""
+    """Noise changes no sign, though half of the vectors have two largest entries of opposite sign."""
     A = make_grid_kernel(n)
     U, eigenvalues = lapgrad.syevd(A)
     apart = eigenvalues > 1e-6
@@ -318,7 +318,7 @@ def test_agrees_with_torch_and_scipy(n: int, dtype: torch.dtype) -> None:
 
 
 def test_gradient_agrees_with_torch_where_that_is_right() -> None:
-    """For losses that do not depend on signs, of symmetric parts."""
+    """Symmetric parts of gradients are compared, for losses that do not depend on signs."""
     A = MAKERS["spaced"]((3, 7, 7), torch.Generator().manual_seed(0)).requires_grad_()
     W = torch.randn(7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(DEVICE)
     U, eigenvalues = lapgrad.syevd(A)

@@ -57,7 +57,7 @@ def _solve_recipes() -> tuple[Recipe, ...]:
     return tuple(recipes)
 
 
-#: Once for the operator and once for its reference. cuSOLVER's elimination rounds more than LAPACK's: 97
+#: Counted twice, for the operator and for its reference. cuSOLVER's elimination rounds more than LAPACK's: 97
 #: units are seen at n = 257.
 _BOTH = 2.0 if DEVICE.type == "cpu" else 3.0
 

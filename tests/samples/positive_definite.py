@@ -67,7 +67,7 @@ def pstrf(
     """One pivot after the other, each subtracting its product from the whole matrix."""
     n = A.shape[-1]
     named = A.tril() + A.tril(-1).mT if lower else A.triu() + A.triu(1).mT
-    # The values of the named triangle, and a symmetric gradient.
+    # Reads the named triangle, and gives a symmetric gradient.
     middle = 0.5 * (A + A.mT)
     left = named.detach() + (middle - middle.detach())
     most = n if rank is None else rank

@@ -97,7 +97,7 @@ def test_rows_that_need_no_reflection_and_rows_that_depend(machine: Machine, n: 
     A[1] = torch.eye(n, dtype=torch.float64)
     A[2] = 1.0
     A[3] = torch.diag(torch.arange(1.0, n + 1))
-    # Too small to change the result, but LAPACK makes a reflection, which changes the sign.
+    # This entry is too small to change Q or L, but LAPACK then makes a reflection, which changes a sign.
     A[3, :, -1] += 1e-200
     for positive in (False, True):
         L, Q, failure = run_gelqf(machine, A, positive)

@@ -160,7 +160,7 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(emulated.COMPILER is None, reason="no g++")
 def test_batches_as_the_operator_hands_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any leading dimensions and strides of results; failed items are reported."""
+    """Operators pass any leading dimensions and strides of results, and get the index of a failed item."""
     monkeypatch.setattr(_items._stream, "get_block_memory", lambda _: 227 * 1024)
     monkeypatch.setattr(_items._stream, "bind_context", lambda _: None)
     A = draw_normal(6, 9, 66).view(2, 3, 9, 66)

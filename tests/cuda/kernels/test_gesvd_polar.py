@@ -44,7 +44,7 @@ def decompose(A: Tensor, vectors: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check(A: Tensor, U: Tensor, S: Tensor, V: Tensor) -> None:
-    """Residual, orthogonality and values, relative to each item's largest entry; order, and signs."""
+    """Check residual, orthogonality and values, relative to each item's largest entry; order, and signs."""
     n, k = max(A.shape[-2:]), min(A.shape[-2:])
     allowed = tolerances.SPECTRAL * n * torch.finfo(A.dtype).eps
     scale = A.abs().amax((-2, -1), keepdim=True).double()

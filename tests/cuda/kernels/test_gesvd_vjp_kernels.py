@@ -125,7 +125,7 @@ def test_against_the_formula(run: Run, m: int, n: int, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("run", places.make_places(run_tiles_emulated, run_tiles_on_device))
 @pytest.mark.parametrize(("m", "n"), [(70, 70), (40, 75), (90, 33)])
 def test_several_tiles(run: Run, m: int, n: int) -> None:
-    """Ties lie within a tile, between two, and at zero; those of item 2 are even on equal values."""
+    """Equal values lie within a tile, in two tiles, and at zero; the loss of item 2 has a gradient there."""
     U, S, V, (gU, gS, gV) = make_problem(m, n)
     assert gU is not None
     assert gS is not None
@@ -184,7 +184,7 @@ def test_what_is_outside_of_the_rows_of_zeros_is_reported(run: Run) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(10, 10), (7, 12)])
 def test_a_loss_of_the_product_at_zeros_is_reported(run: Run, m: int, n: int) -> None:
-    """Two values of item 1 are near zero, and the loss needs their gap (square A) or inverse (wide A)."""
+    """The loss needs the gap (square A) or the inverse (wide A) of two values of item 1 near zero."""
     U, S, V, _ = make_problem(m, n)
     S[1, -2:] = torch.tensor([3e-16, 1e-16], dtype=torch.float64)
     A = U.mT @ (S[..., None] * V) + torch.randn(
@@ -232,7 +232,7 @@ def test_ends_of_the_number_range(run: Run) -> None:
 @pytest.mark.parametrize(("m", "n"), [(7, 7), (6, 9), (12, 5), (18, 30)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: torch.dtype) -> None:
-    """Losses of the space of a group of close values, and of U^T V; that of the last item needs the gaps."""
+    """Losses of the space of close values, and of U^T V, need no gaps; that of the last item needs them."""
     U, S, V, (gU, _, gV) = make_problem(m, n, dtype)
     assert gU is not None
     assert gV is not None
@@ -262,9 +262,9 @@ def test_rounding_is_not_divided_by_small_gaps(run: Run, m: int, n: int, dtype: 
 
 @pytest.mark.parametrize(("m", "n"), [(6, 6), (6, 9), (14, 40)])
 def test_rounding_is_not_divided_by_small_values(run: Run, m: int, n: int) -> None:
-    """The same for sums of small values, and for the part of gV outside of the rows of V.
+    """Rounding is not divided by sums of small values either, nor the part of gV outside the rows of V.
 
-    In the last item these are not rounding, and must be divided.
+    In the last item that part is not rounding, and must be divided.
     """
     U, S, V, (_, _, gV) = make_problem(m, n)
     assert gV is not None
@@ -291,10 +291,10 @@ def store_by_columns(*parts: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("many", [1, 1000])
 def test_strides(run: Run, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the formula: a library adds up a product in an order of its own for each layout.
+    """Operands stored by columns give the gradient of the formula.
 
-    That changes its sums by a few units in the last place. What is read from the wrong place is off by as
-    much as the numbers themselves are.
+    Up to rounding, because a library adds up products in an order of its own for each layout. A number that
+    is read from the wrong place would be an error as large as the numbers.
     """
     monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_MANY_ROWS", many)
     U, S, V, (gU, gS, gV) = make_problem(8, 12)
@@ -308,7 +308,7 @@ def test_strides(run: Run, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("run", places.make_places(run_emulated, run_on_device))
 def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
-    """To the last bit, because the kernel calls no library whose order of summation depends on strides."""
+    """Not by a bit: this kernel calls no library that sums in another order for other strides."""
     U, S, V, (gU, gS, gV) = make_problem(8, 12)
     assert gU is not None
     assert gV is not None
@@ -319,7 +319,7 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
 
 
 def test_batches_as_the_operator_hands_them_over() -> None:
-    """Any leading dimensions, and a result whose leading dimensions cannot be merged into one."""
+    """Operators pass any leading dimensions, also of a result in which they cannot be merged into one."""
     U, S, V, (gU, gS, gV) = make_problem(9, 11)
     assert gU is not None
     assert gS is not None

@@ -91,7 +91,7 @@ def test_the_first_item_that_is_not_finite_is_reported(machine: Machine) -> None
     assert _items.read_first_failure(cell) is None
     A[3, 2, 2] = torch.inf
     A[4, 0, 0] = torch.nan
-    # Its row is the first pivot, so that all remainders are NaN in the second step.
+    # The first pivot is in its row, so that after the first step all that remains is NaN.
     A[2, 8, 8], A[2, 8, 1] = 100.0, torch.nan
     factorise(machine, A, 9, cell=cell)
     assert _items.read_first_failure(cell) == (2, -2)

@@ -153,7 +153,7 @@ def test_a_loss_that_is_even_on_equal_eigenvalues_is_not_reported(run: Run) -> N
 
 @pytest.mark.parametrize(("n", "dtype"), [(6, torch.float64), (13, torch.float64), (20, torch.float32)])
 def test_rounding_is_not_divided_by_small_gaps(run: Run, n: int, dtype: torch.dtype) -> None:
-    """Gradients of a projector onto a group of close eigenvalues; the last item's loss needs the gaps."""
+    """The gradient of a projector onto close eigenvalues needs no gaps; the last item's loss needs them."""
     U, eigenvalues, gU, slope = make_problem(3, n, dtype)
     W = torch.randn(3, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
     group, loose, tight = slice(2, 5), 1e-2, 1e-15
@@ -178,7 +178,7 @@ def test_rounding_is_not_divided_by_small_gaps(run: Run, n: int, dtype: torch.dt
 @pytest.mark.parametrize("run", _TILES)
 @pytest.mark.parametrize("triangle", [1, 1000])
 def test_several_tiles(run: Run, triangle: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ties within a tile and between two; those of item 2 are even on equal eigenvalues."""
+    """Equal values lie within a tile and in two tiles; the loss of item 2 has a gradient there."""
     n = 70
     monkeypatch.setattr(_thresholds, "SYEVD_VJP_TRIANGLE", triangle)
     monkeypatch.setattr(_thresholds, "PRODUCT_CUT", 40)
@@ -197,7 +197,7 @@ def test_several_tiles(run: Run, triangle: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_batches_as_the_operator_hands_them_over() -> None:
-    """Any leading dimensions, one matrix, and a result that is not contiguous."""
+    """Operators pass any leading dimensions, one matrix, and results that are not contiguous."""
     U, eigenvalues, gU, slope = make_problem(6, 7)
     wanted = compute_expected(U, eigenvalues, gU, slope, "mask", 1e-14)
     shaped = [part.unflatten(0, (2, 3)) for part in (U, eigenvalues, gU, slope)]
@@ -213,7 +213,7 @@ def test_batches_as_the_operator_hands_them_over() -> None:
 
 @pytest.mark.parametrize("many", [1, 1000])
 def test_strides(run: Run, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the formula: a library adds up a product in an order of its own for each layout."""
+    """Equal to the formula up to rounding, because a library sums in an order of its own for each layout."""
     monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_MANY_ROWS", many)
     U, eigenvalues, gU, slope = make_problem(3, 10)
     gA, _ = run(U.mT.contiguous().mT, eigenvalues, gU.mT.contiguous().mT, slope, "mask", 1e-14)
@@ -231,7 +231,7 @@ def test_strides_do_not_change_what_the_kernel_computes(run: Run) -> None:
 
 @pytest.mark.parametrize("n", [7, 40])
 def test_cotangents_of_the_last_rows(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one kernel for small matrices, and by tiles."""
+    """With cotangents of some vectors, small matrices take one kernel, larger ones tiles up to a limit."""
     monkeypatch.setattr(_thresholds, "SPECTRAL_VJP_SMALL", 32)
     monkeypatch.setattr(_stream, "bind_context", lambda device: None)
     U, eigenvalues, gU, slope = make_problem(3, n)

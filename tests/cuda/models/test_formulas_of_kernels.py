@@ -131,7 +131,7 @@ def test_failed_factorisation() -> None:
 
 @kernels
 def test_kernel_matrices(make: Callable[[], Kernel]) -> None:
-    """Of two sets of points and of one; with a cotangent that is not symmetric."""
+    """Matrices of two sets of points and of one set, with a cotangent that is not symmetric."""
     X, _ = make_data()
     kernel = make().to(DOUBLE)
     rows, columns = X[:30].clone().requires_grad_(), X[30:].clone().requires_grad_()
@@ -298,7 +298,7 @@ def test_which_fits_are_replayed() -> None:
 
 
 def test_only_what_is_needed_is_differentiated() -> None:
-    """Without gradients of the kernel no chunk is differentiated; X has none if nothing depends on it."""
+    """A fixed kernel is not differentiated. If X needs a gradient, no formulas are used."""
     X, Y = make_data()
     kernel = make_rbf().to(DOUBLE).requires_grad_(False)
     noise = torch.tensor(0.1, dtype=DOUBLE, requires_grad=True)

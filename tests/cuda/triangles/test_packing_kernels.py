@@ -89,7 +89,7 @@ def test_rows_of_several_warps(machine: Machine) -> None:
 @machines
 @pytest.mark.parametrize("n", [1, 3, 16])
 def test_more_items_than_a_block_takes(machine: Machine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last block is not full, blocks begin in the middle of an item, and rows take several passes."""
+    """The last block is not full, blocks begin in the middle of items, and rows need several passes."""
     items = 1111 if n == 1 else 150
     monkeypatch.setattr(_thresholds, "PACKING_MANY_THREADS", 0)
     for lower in (True, False):

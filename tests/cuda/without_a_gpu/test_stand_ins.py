@@ -66,7 +66,7 @@ def test_every_function_of_the_core_has_a_stand_in() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_was_bound_is_bound_again(fails: bool) -> None:
-    """Also if nothing was bound, and if the test inside fails."""
+    """Functions that were bound before are bound again, also after a failure; or none, if there were none."""
     before = stand_ins.read_bound_addresses()
     with stand_ins.bind_to_core(Driver().callbacks):
         with_driver = stand_ins.read_bound_addresses()
@@ -85,7 +85,7 @@ def test_what_was_bound_is_bound_again(fails: bool) -> None:
 
 @pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels")
 def test_emulated_and_real_launches_take_turns() -> None:
-    """Each reaches the driver that it is meant for, in either order."""
+    """Emulated and real launches each reach their own driver, in either order."""
     driver = Driver()
     with stand_ins.bind_to_core(driver.callbacks):
         for count in (1, 2):

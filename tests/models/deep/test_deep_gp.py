@@ -39,7 +39,7 @@ def draw_noise(samples: int, n: int, widths: list[int] = WIDTHS, seed: int = 1) 
 @pytest.mark.parametrize("widths", [[2], [1, 2], [1, 2, 3]])
 @pytest.mark.parametrize("covariance", ["shared", "separate"])
 def test_bound_is_that_of_the_definition(widths, covariance):
-    """Datum by datum and sample by sample, with distributions of torch."""
+    """The bound equals its definition, written with torch.distributions for each row and each sample."""
     Y = draw_ring(4)
     model, noise = make_small(Y, widths, covariance=covariance), draw_noise(3, 4, widths)
     expected = torch.zeros((), dtype=torch.float64)

@@ -107,7 +107,7 @@ def test_linear_layers_with_other_recognition(chunk):
 
 
 def test_refinement_finds_the_posterior():
-    """From a q(h | y) that knows nothing of y, to one that makes a few samples enough."""
+    """Refinement turns a q(h | y) that does not depend on y into one for which a few samples are enough."""
     W = torch.linalg.qr(draw_normal(5, 2))[0] * torch.tensor([2.0, 0.5], dtype=torch.float64)
     model, Y = make_linear_model([W]), draw_normal(6, 5, seed=1)
     before = {name: value.clone() for name, value in model.state_dict().items()}

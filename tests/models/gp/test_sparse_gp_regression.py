@@ -230,7 +230,7 @@ def test_inducing_inputs_are_rows(init: str) -> None:
 
 
 def test_kmeans_plus_plus_spreads() -> None:
-    """Of a crowd and two points far from it all three places are met, and no row twice."""
+    """Of a cluster and two points far from it, each place gets a centre, and no row is chosen twice."""
     X = torch.zeros(1000, 2, dtype=DOUBLE, device=DEVICE)
     X[3], X[700] = torch.tensor([100.0, 0.0], device=DEVICE), torch.tensor([0.0, 1e-3], device=DEVICE)
     model = SparseGPRegression(X, X[:, 0], inducing=10, generator=0, normalise=False)

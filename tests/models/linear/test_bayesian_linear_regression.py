@@ -196,7 +196,7 @@ def test_learns_noise_and_a_polynomial(method):
     with torch.no_grad():
         mean, variance = model.predict(x)
     assert ((mean - truth).abs() < 4 * variance.sqrt()).all()
-    # Weights of powers that the truth does not have are given up.
+    # Powers that the true function does not contain get weights near zero.
     prior = model.prior_var.detach()
     assert prior[[0, 2]].min() > 100 * prior[[4, 6, 8]].median()
 
@@ -329,7 +329,7 @@ def test_float32_stays_float32():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_float32_learns_as_float64_does(method):
-    """Fifty frequencies for a smooth curve: features that depend on each other up to rounding of float32."""
+    """Fifty frequencies for a smooth curve give features that are linearly dependent in float32."""
     x = 10.0 * torch.rand(400, dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(DEVICE).to(
         DEVICE
     )

@@ -323,7 +323,7 @@ def test_square_root_form_with_factors_of_singular_covariances() -> None:
 
 
 def test_square_root_form_keeps_more_digits() -> None:
-    """A precise observation of a wide prior, in float32: one form loses what the other keeps."""
+    """With a wide prior and a precise observation in float32, only the square root form keeps the digits."""
     y, A, B = (
         torch.ones(3, 1, device=DEVICE),
         torch.eye(2, device=DEVICE),

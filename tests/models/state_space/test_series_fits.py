@@ -163,7 +163,7 @@ def test_one_of_two_variances_that_has_vanished_is_raised() -> None:
 
 
 def test_starts_with_exchanged_variances_have_none_that_vanishes() -> None:
-    """One of nearly zero has no gradient, and would stay there: a season and a slope are found together."""
+    """A variance of nearly zero (e^-27) has no gradient and would stay there, so it is raised."""
     numbers = [_starts.LearnedNumber(True, 1.0, True)] * 3 + [_starts.LearnedNumber(False, 1.0, True)]
     points = _starts._swap_largest(numbers, np.array([-1.0, -27.0, -3.0, 0.3]))
     assert [point.tolist() for point in points] == [[-7.0, -1.0, -3.0, 0.3], [-7.0, -7.0, -1.0, 0.3]]
@@ -176,7 +176,7 @@ def test_a_single_variance_takes_two_evaluations() -> None:
     assert model.component.variance.item() == pytest.approx(steps.square().mean().item(), rel=1e-12)
     assert result.converged
     assert result.steps == 2
-    # Beside noise that is fixed, the variance is no scale of everything.
+    # The noise is fixed, so that multiplying all variances by a number is no move of the fit.
     model = LinearGaussianSSM(nile(), LocalLevel(), noise_var=15000.0)
     model.fix("noise_var")
     assert model.fit().steps > 2

@@ -71,7 +71,7 @@ def test_agrees_with_the_kernel_of_several_observations(n: int, d: int, varies: 
 
 @pytest.mark.parametrize("wanted", [("Q", "R", "P"), ("A",), ("A", "B"), ("y", "m")])
 def test_gradients_do_not_depend_on_which_are_wanted(wanted: tuple[str, ...]) -> None:
-    """With that of B the other kernel computes them."""
+    """Gradients with and without that of B come from two kernels, and are equal."""
     problem = make_problem(6, 3)
     everything = dict(zip(NAMES, evaluate(problem, NAMES, beside_missing=False)[1:], strict=True))
     for name, one in zip(wanted, evaluate(problem, wanted, beside_missing=False)[1:], strict=True):
@@ -80,7 +80,7 @@ def test_gradients_do_not_depend_on_which_are_wanted(wanted: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("noise", [1e-10, 0.0])
 def test_observations_with_hardly_any_noise(noise: float) -> None:
-    """The filtered variance of what is seen is then a difference of what is large."""
+    """With little noise, the filtered variance is a small difference of large numbers."""
     problem = make_problem(5, 2, noise=noise)
     found = evaluate(problem, ("Q", "P"), beside_missing=False)
     expected = evaluate(problem, ("Q", "P"), beside_missing=True)
