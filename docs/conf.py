@@ -32,11 +32,11 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
+    "mathml",
 ]
 exclude_patterns = ["gallery_sources", "figures", "_templates", "guide/models_table.md"]
 templates_path = ["_templates"]
@@ -139,6 +139,7 @@ html_title = "lapgrad"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_math_renderer = "mathml"
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "lapgrad"},
     "github_url": PROJECT["urls"]["Repository"],

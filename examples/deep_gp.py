@@ -4,7 +4,7 @@
 # # Deep Gaussian processes
 #
 # A Gaussian process with a stationary kernel is as smooth in one place as in any other. Layers of them,
-# $f_L(\dots f_1(x))$, are not: inner layers stretch the input where much happens, and compress it where
+# $f_L(\ldots f_1(x))$, are not: inner layers stretch the input where much happens, and compress it where
 # little does. They are learned by samples that go through the layers, and minibatches of the data:
 # *doubly stochastic* variational inference (Salimbeni and Deisenroth 2017).
 

@@ -5,7 +5,8 @@
 #
 # Observations $y_i = f(x_i) + \varepsilon_i$ of a function with covariance $k(x, z)$. The kernel says what we
 # believe about the function. Its hyper-parameters are learned by the marginal likelihood,
-# $-\log p(y) = \tfrac12 r^\top A^{-1} r + \tfrac12 \log\det A + \tfrac n2 \log 2\pi$, $A = K + \sigma^2 I$.
+# $-\log p(y) = \tfrac{1}{2} r^\top A^{-1} r + \tfrac{1}{2} \log\det A + \tfrac{n}{2} \log 2\pi$, where
+# $A = K + \sigma^2 I$.
 
 # %%
 import argparse

@@ -87,7 +87,9 @@ _LATE = ("distributed", "models", "sklearn")
 def __getattr__(name: str) -> ModuleType:
     if name in _LATE:
         return importlib.import_module(f"lapgrad.{name}")
-    raise AttributeError(f"module 'lapgrad' has no attribute {name!r}")
+    places = [module.__name__ for module in (linalg, fused) if name in module.__all__]
+    advice = f": use {places[0]}.{name}" if places else ""
+    raise AttributeError(f"module 'lapgrad' has no attribute {name!r}{advice}")
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy
 import torch
 
 from lapgrad._exceptions import (
@@ -85,9 +86,18 @@ def outside_domain(
 
 def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
     """The error for a ``value`` that is not a tensor of float32 or float64."""
-    if not isinstance(value, torch.Tensor):
-        return DTypeError(f"{operator}: {argument} must be a torch.Tensor, got {type(value).__name__}.")
-    return DTypeError(f"{operator}: {argument} has dtype {value.dtype}; supported are float32 and float64.")
+    if isinstance(value, torch.Tensor):
+        is_half = value.dtype in (torch.float16, torch.bfloat16)
+        advice = "" if value.is_complex() else f": use {argument}.{'float' if is_half else 'double'}()"
+        return DTypeError(
+            f"{operator}: {argument} has dtype {value.dtype}; supported are float32 and float64{advice}."
+        )
+    advice = ""
+    if isinstance(value, numpy.ndarray):
+        advice = f": use torch.from_numpy({argument})"
+    elif isinstance(value, list | tuple | float):
+        advice = f": use torch.tensor({argument}, dtype=torch.float64)"
+    return DTypeError(f"{operator}: {argument} must be a torch.Tensor, got {type(value).__name__}{advice}.")
 
 
 def sparse_tensor(operator: str, layout: torch.layout, argument: str = "the operand") -> DTypeError:
@@ -105,13 +115,15 @@ def meta_tensor(operator: str, argument: str) -> DeviceError:
 def mixed_dtypes(operator: str, arguments: dict[str, torch.Tensor]) -> DTypeError:
     """The error for arguments of different dtypes."""
     seen = _listing({name: value.dtype for name, value in arguments.items()})
-    return DTypeError(f"{operator}: all arguments must have the same dtype, got {seen}.")
+    return DTypeError(
+        f"{operator}: all arguments must have the same dtype, got {seen}. Use .double() or .float()."
+    )
 
 
 def mixed_devices(operator: str, arguments: dict[str, torch.Tensor]) -> DeviceError:
     """The error for arguments on different devices."""
     seen = _listing({name: value.device for name, value in arguments.items()})
-    return DeviceError(f"{operator}: all arguments must be on the same device, got {seen}.")
+    return DeviceError(f"{operator}: all arguments must be on the same device, got {seen}. Use .to(device).")
 
 
 def not_a_matrix(operator: str, argument: str, shape: Sequence[int]) -> ShapeError:

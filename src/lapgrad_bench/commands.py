@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from lapgrad_bench.bench import acceleration, grid_command, models_command, ops_command, sweep_command
@@ -15,7 +16,8 @@ Subparsers = Any
 def add_bench(commands: Subparsers) -> None:
     """Adds `lapgrad bench` and its topics."""
     parser = commands.add_parser("bench", help="time operators and models against others")
-    topics = parser.add_subparsers(title="topics", metavar="topic", required=True)
+    topics = parser.add_subparsers(title="topics", metavar="topic")
+    parser.set_defaults(run=lambda _: print_topics(parser))
     for name, topic, help_text in (
         ("ops", ops_command, "forward and backward of every operator"),
         ("sweep", sweep_command, "every operator at random sizes: where others are faster"),
@@ -28,10 +30,17 @@ def add_bench(commands: Subparsers) -> None:
         chosen.set_defaults(run=topic.run)
 
 
+def print_topics(parser: argparse.ArgumentParser) -> int:
+    """Prints the help of a command that was typed without a topic; returns the exit code of a usage error."""
+    parser.print_help()
+    return 2
+
+
 def add_reproduce(commands: Subparsers) -> None:
     """Adds `lapgrad reproduce` and its experiments."""
     parser = commands.add_parser("reproduce", help="repeat an experiment of the paper, from its data")
     reproduce.add_arguments(parser)
+    parser.set_defaults(run=lambda _: print_topics(parser))
 
 
 def add_report(commands: Subparsers) -> None:

@@ -41,6 +41,11 @@ def test_process() -> None:
     assert not is_taken()
 
 
+def test_the_result_of_a_call_shows_what_it_accelerates() -> None:
+    assert repr(lapgrad.accelerate(only={"svd", "eigh"})) == "<lapgrad.accelerate: eigh, svd>"
+    assert repr(lapgrad.accelerate.off()) == "<lapgrad.accelerate: off>"
+
+
 #: Runs in a process of its own, because overrides stay installed after they were removed many times.
 SWITCHED_OFF = """
 import torch, lapgrad

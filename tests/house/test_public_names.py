@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+import lapgrad
+
 MODULES = (
     "lapgrad",
     "lapgrad.linalg",
@@ -52,6 +54,19 @@ def test_dir_shows_models_before_they_are_imported() -> None:
     code = "import sys, lapgrad; print('models' in dir(lapgrad), 'lapgrad.models' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["True", "False"]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("cholesky", ": use lapgrad.linalg.cholesky"),
+        ("mvn_nll", ": use lapgrad.fused.mvn_nll"),
+        ("choleski", ""),
+    ],
+)
+def test_unknown_names_lead_to_the_module_that_has_them(name: str, advice: str) -> None:
+    with pytest.raises(AttributeError, match=f"^module 'lapgrad' has no attribute '{name}'{advice}$"):
+        getattr(lapgrad, name)
 
 
 @pytest.mark.parametrize("path", [*MODULES, *find_names()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -77,7 +78,10 @@ def test_errors_are_also_what_a_caller_would_catch(error: type, also: type) -> N
 def test_dtype(case: OperatorCase, position: int, dtype: torch.dtype) -> None:
     args = replace_operand(case, position, case.small().args[position].to(dtype))
     operand = case.operands[position]
-    message = rf"^{case.name}: {operand} has dtype {dtype}; supported are float32 and float64\.$"
+    cast = "float" if dtype in (torch.float16, torch.bfloat16) else "double"
+    advice = "" if dtype.is_complex else f": use {operand}.{cast}()"
+    expected = f"{case.name}: {operand} has dtype {dtype}; supported are float32 and float64{advice}."
+    message = f"^{re.escape(expected)}$"
     with pytest.raises(lapgrad.DTypeError, match=message):
         case.fn(*args, **case.small().kwargs)
 
@@ -93,13 +97,14 @@ def test_half_precision_on_the_meta_device() -> None:
 @pytest.mark.parametrize(("case", "position"), EACH_OPERAND)
 def test_not_a_tensor(case: OperatorCase, position: int, value: Any) -> None:
     operand, kind = case.operands[position], type(value).__name__
-    message = rf"^{case.name}: {operand} must be a torch.Tensor, got {kind}\.$"
+    advice = f": use torch.tensor({operand}, dtype=torch.float64)" if isinstance(value, list | float) else ""
+    message = f"^{re.escape(f'{case.name}: {operand} must be a torch.Tensor, got {kind}{advice}.')}$"
     with pytest.raises(lapgrad.DTypeError, match=message):
         case.fn(*replace_operand(case, position, value), **case.small().kwargs)
 
 
 def test_not_a_numpy_array() -> None:
-    with pytest.raises(lapgrad.DTypeError, match=r"^potrf: A must be a torch.Tensor, got ndarray\.$"):
+    with pytest.raises(lapgrad.DTypeError, match=r"got ndarray: use torch.from_numpy\(A\)\.$"):
         lapgrad.potrf(torch.eye(3).numpy())
 
 
@@ -112,6 +117,7 @@ def test_mixed_dtypes(case: OperatorCase, position: int) -> None:
     assert text.startswith(f"{case.name}: all arguments must have the same dtype")
     assert f"{case.operands[position]} torch.float32" in text
     assert "torch.float64" in text
+    assert text.endswith(". Use .double() or .float().")
 
 
 @pytest.mark.parametrize(("case", "position"), SEVERAL_OPERANDS)
@@ -123,6 +129,7 @@ def test_mixed_devices(case: OperatorCase, position: int) -> None:
     assert text.startswith(f"{case.name}: all arguments must be on the same device")
     assert f"{case.operands[position]} meta" in text
     assert str(case.small().args[0].device) in text
+    assert text.endswith(". Use .to(device).")
 
 
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)

@@ -19,6 +19,10 @@ class Choice:
     names: frozenset[str]
     always: bool = False
 
+    def describe(self) -> str:
+        """Return the operators in words: "cholesky, eigh", or "off"."""
+        return ", ".join(sorted(self.names)) or "off"
+
 
 #: Nothing is accelerated.
 NOTHING = Choice(frozenset())

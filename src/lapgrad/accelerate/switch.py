@@ -33,6 +33,9 @@ class Scope:
         # Per thread and task, as the scope itself is: one object may be entered in several of them at a time.
         self._entered: ContextVar[tuple[Token[Choice | None], ...]] = ContextVar("entered", default=())
 
+    def __repr__(self) -> str:
+        return f"<lapgrad.accelerate: {self._choice.describe()}>"
+
     def __enter__(self) -> Scope:
         self.withdraw()
         self._overrides.open_scope(self._choice)

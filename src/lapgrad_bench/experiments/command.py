@@ -19,7 +19,7 @@ EXPERIMENTS: tuple[ModuleType, ...] = (table1, table2, deep_gp_regression)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the experiments as subcommands, each with its own options."""
-    topics = parser.add_subparsers(title="experiments", metavar="experiment", required=True)
+    topics = parser.add_subparsers(title="experiments", metavar="experiment")
     for experiment in EXPERIMENTS:
         one = topics.add_parser(experiment.NAME, help=experiment.SUMMARY, description=experiment.__doc__)
         experiment.add_arguments(one)
