@@ -19,7 +19,7 @@ on_cuda = SimpleNamespace(**CUDA_KERNELS)
 
 
 def replace_by_torch(patch: pytest.MonkeyPatch, kernels: table.KernelTable, *routines: str) -> None:
-    """Replaces kernels of a device by those of plain PyTorch; removes optional ones, which that lacks.
+    """Replace kernels of a device by those of plain PyTorch; remove optional ones, which that lacks.
 
     Shortcuts, which bypass the table, are removed, too.
     """

@@ -99,7 +99,7 @@ def set_core(entries: dict[str, int], threads: int, isa: str = "") -> Iterator[N
 
     Without the core, and on another device, only the number of threads is set.
     """
-    core = _cpu.core if DEVICE.type == "cpu" and _cpu.available() else None
+    core = _cpu.core if DEVICE.type == "cpu" and _cpu.is_available() else None
     threads_before = torch.get_num_threads()
     plan, isa_before = (core.plan(), core.isa()) if core else ({}, "")
     try:

@@ -30,7 +30,7 @@ core.add_transpose(8, (source, 10_000, 100, 1), (target, 10_000, 100, 1), 1, 100
 
 
 def load() -> ModuleType:
-    """The sanitized core, as ``lapgrad._core``."""
+    """Return the sanitized core, as ``lapgrad._core``."""
     spec = importlib.util.spec_from_file_location("lapgrad._core", _FILE)
     if spec is None or spec.loader is None:
         raise ImportError(f"{_FILE} is no extension module")

@@ -145,7 +145,7 @@ void set_zero(View<T> A) {
         for (index_t j = 0; j < A.cols; ++j) A(i, j) = T(0);
 }
 
-// Clears `count` numbers, piece by piece: for large pieces memset bypasses the cache, in which pages are that the system has just cleared.
+// Clears `count` numbers in small pieces. A large memset bypasses the cache, although pages that the system has just cleared are in it.
 template <class T>
 void clear_numbers(T* numbers, index_t count) {
     constexpr index_t piece = 1 << 13;

@@ -156,7 +156,7 @@ nb::object inverse_vjp(nb::handle b, nb::handle cotangent) {
     return ga;
 }
 
-// gA of det A, or of log |det A|, for matrices whose factors are not kept. Items for which there is no plain formula are Python's.
+// gA of det A, or of log |det A|, for matrices whose factors are not kept. Items without a plain formula are left to Python.
 template <bool ByDeterminant>
 nb::object determinant_vjp(nb::handle a, nb::handle, nb::handle, nb::handle weight) {
     TensorOperand A, w;

@@ -311,7 +311,7 @@ nb::object extractdiag(nb::handle a) {
     return d;
 }
 
-// A B; large batches are torch's.
+// A B; large batches are left to torch.
 nb::object gemm2(nb::handle a, nb::handle b, nb::handle transpose_a, nb::handle transpose_b, nb::handle scale) {
     TensorOperand A, B;
     if (!is_plain_eager() || !describe_tensor(a, A) || !describe_tensor(b, B) || !have_one_kind(A, B)) return nb::none();

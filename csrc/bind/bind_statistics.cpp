@@ -1,5 +1,5 @@
 // Binds functions of symmetric matrices, centring and multivariate statistics: shortcuts (see bind_shortcuts.cpp), and the kernels of
-// centring. What these are made of takes microseconds for small data, and so does each function of torch.
+// centring. On small data they take microseconds, no longer than one call of torch.
 #include <optional>
 #include <utility>
 #include <vector>
@@ -184,7 +184,7 @@ nb::object lstsq(nb::handle a, nb::handle b, nb::handle rcond) {
 }
 
 // gA of the eigendecomposition for cotangents of the last k eigenvectors and eigenvalues, either of which may be None. Items on which
-// the loss has no derivative are Python's, and so are the last k of large matrices.
+// the loss has no derivative are left to Python, and so are the last k of large matrices.
 nb::object syevd_vjp(nb::handle u, nb::handle eigenvalues, nb::handle of_vectors, nb::handle of_values, nb::handle policy, nb::handle tol) {
     TensorOperand U, l, G, slope;
     const std::optional<Degeneracy> rule = find_policy(policy);

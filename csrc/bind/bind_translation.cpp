@@ -34,8 +34,8 @@ nb::object cholesky(nb::handle a, nb::handle upper) {
     return l;
 }
 
-// With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is faster at a batch of them than
-// the core; for a single matrix it is not by as much as the way to it takes.
+// A solve with up to few_columns right-hand sides takes as long as reading the triangle. Above largest_small_order torch's BLAS is faster at
+// batches of them than the core; for a single matrix the call takes longer than BLAS saves.
 constexpr index_t few_columns = 4, largest_small_order = 32;
 
 // X with A X = B, or X A = B. None if a triangle is singular, or if torch is faster.

@@ -59,8 +59,8 @@ bool make_key(const DeviceOperand* operands, int count, PyObject* const* flags, 
 
 std::uintptr_t get_start(const dlpack::Tensor& header) { return reinterpret_cast<std::uintptr_t>(header.data) + header.byte_offset; }
 
-// Returns an integer that a Python function returns, -1 for an error.
-long long ask(PyObject* function, PyObject* argument = nullptr) {
+// Calls a Python function and returns the integer that it returns; -1 for an error.
+long long call_for_integer(PyObject* function, PyObject* argument = nullptr) {
     const nb::object answer = nb::steal(argument ? call_with(function, argument) : PyObject_CallNoArgs(function));
     if (!answer.is_valid()) return PyErr_Clear(), -1;
     const long long number = PyLong_AsLongLong(answer.ptr());
@@ -211,7 +211,7 @@ nb::object DeviceShortcut::follow_recipe(PyObject* const* arguments, const Devic
     const int device = operands[0].header.device_id;
     const bool is_bound = device >= 0 && device < 64 && (bound_devices >> device & 1) != 0;
     const auto known = recipes.find(key);
-    if (known == recipes.end() || !is_bound || ask(settings.get_device) != device) return find_recipe(arguments, operands, count, key);
+    if (known == recipes.end() || !is_bound || call_for_integer(settings.get_device) != device) return find_recipe(arguments, operands, count, key);
     const Recipe& recipe = known->second;
     if (!recipe.kernel) return nb::none();
     nb::object result = nb::steal(make_empty(arguments[0], recipe.shape));
@@ -219,7 +219,7 @@ nb::object DeviceShortcut::follow_recipe(PyObject* const* arguments, const Devic
     if (!result.is_valid()) throw nb::python_error();
     if (!read_header(result, header)) return nb::none();
     const nb::object number = nb::steal(PyLong_FromLong(device));
-    void* const stream = reinterpret_cast<void*>(ask(settings.get_stream, number.ptr()));
+    void* const stream = reinterpret_cast<void*>(call_for_integer(settings.get_stream, number.ptr()));
     long long integers[kMostArguments];
     double reals[kMostArguments];
     void* addresses[kMostArguments];
@@ -250,7 +250,7 @@ nb::object DeviceShortcut::find_recipe(PyObject* const* arguments, const DeviceO
     const nb::object made = nb::steal(PyObject_Vectorcall(settings.run_planned, all, 1 + count + flags, nullptr));
     if (!made.is_valid()) throw nb::python_error();
     const int device = operands[0].header.device_id;
-    if (device >= 0 && device < 64 && ask(settings.get_device) == device) bound_devices |= std::uint64_t(1) << device;
+    if (device >= 0 && device < 64 && call_for_integer(settings.get_device) == device) bound_devices |= std::uint64_t(1) << device;
     if (recipes.size() >= kMostRecipes) forget_recipes();
     if (made.is_none()) {
         recipes[key] = Recipe{};

@@ -1,7 +1,7 @@
-// Shortcuts of operators for ordinary tensors on a GPU, without the Python code of the operator's front door.
+// Shortcuts of operators for ordinary tensors on a GPU, in place of the operator's public Python function.
 //
-// A launch takes the host a few microseconds, and the front door of an operator in Python several times as long. A shortcut checks here
-// what the front door would check: ordinary tensors on one device, of one dtype, with shapes that fit, outside of transforms and modes.
+// A launch takes the host a few microseconds, and an operator's function in Python several times as long. A shortcut checks here
+// what that function would check: ordinary tensors on one device, of one dtype, with shapes that fit, outside of transforms and modes.
 // Then it repeats a recorded launch, or calls a function of lapgrad (lapgrad._kernels.cuda.shortcuts) that allocates, launches and
 // returns, or a function of torch. For any other call it returns None, and Python takes over.
 #pragma once

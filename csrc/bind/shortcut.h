@@ -13,7 +13,7 @@ inline bool have_one_kind(const TensorOperand& A, const TensorOperand& B) {
     return A.item_size == B.item_size && A.is_single == B.is_single && A.count == B.count;
 }
 
-// Whether products of a batch are computed by the core; others are torch's.
+// Whether products of a batch are computed by the core; others are left to torch.
 inline bool serves_products(int item_size, index_t count, index_t m, index_t n, index_t k) {
     return with_type(item_size, [&](auto type) { return lapgrad::serves_products<decltype(type)>(count, m, n, k); });
 }

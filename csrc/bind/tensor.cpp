@@ -54,7 +54,7 @@ PyObject* call_method(PyObject* object, PyObject* name, PyObject* argument = nul
     return PyObject_VectorcallMethod(name, arguments + 1, (argument ? 2 : 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
 }
 
-// Returns whether a function without arguments, or of one, returns something false.
+// Calls a function with at most one argument. Returns whether its result is false.
 bool returns_false(PyObject* function, PyObject* argument = nullptr) {
     PyObject* const result = argument ? call_with(function, argument) : PyObject_CallNoArgs(function);
     if (!result) {
@@ -183,7 +183,7 @@ const void* const* find_data(PyObject* tensor, std::size_t offset) {
     return reinterpret_cast<const void* const*>(reinterpret_cast<const char*>(tensor) + offset);
 }
 
-// Stores the functions that read a tensor's data, if they say of the tensors in `names` what is known of those.
+// Stores the functions that read a tensor's data, if they give the known answers for the tensors in `names`.
 void bind_readers(nb::dict names) {
     if (!names.size() || !torch_functions.wrap) return;
     const auto get = [&](const char* name) { return nb::cast<std::uintptr_t>(names[name]); };

@@ -98,7 +98,7 @@ void fixed_triangle(Batch<const T> L, Batch<const T> A, Batch<T> B, index_t begi
     }
 }
 
-// The lower triangle of C := alpha A B. The upper one is zero, or computed as well if symmetric (B = A'): it has the same sums.
+// The lower triangle of C := alpha A B. The upper one is set to zero or, if symmetric (B = A'), computed by sums in the same order.
 template <class T, int N>
 void fixed_product(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool symmetric, index_t begin,
                    index_t end) {

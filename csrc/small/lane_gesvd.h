@@ -354,7 +354,7 @@ class LaneSvdGradient {
         G(j, i) = lower;
     }
 
-    // Marks the items whose loss depends on how the vectors of the equal values i and j are turned. `null`: both are zero.
+    // Marks the items whose loss depends on how the vectors of the equal values i and j are rotated. `null`: both are zero.
     void mark_tie(index_t i, index_t j, M tie, M null, Vec<T> left, Vec<T> right) {
         measure_cotangents();
         M turned = absolute<T>(left + right) > size;

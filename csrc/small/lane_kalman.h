@@ -84,7 +84,7 @@ class KalmanSteps {
                 load_moments(kept + (t - first) * sizes_.moments());
                 load_model(t, false);
                 observe(t);
-                step_back(t, gradient);
+                reverse_step(t, gradient);
             }
         }
         flush(gradient.A, gA, n * n, 0, false);
@@ -335,7 +335,7 @@ class KalmanSteps {
     //     gm = gm+ - B' gv, gP = (I - K B)' gP+ (I - K B) + B' gS B + sym(gm+ (B' u)')
     //
     // Of gc and gy the first column counts. W is 1 without flat directions.
-    void step_back(index_t t, const KalmanOperands<T>& gradient) {
+    void reverse_step(index_t t, const KalmanOperands<T>& gradient) {
         const V two = S::fill(T(2)), half = S::fill(T(0.5));
         if (t + 1 < steps_) {
             if (gradient.A.data) {

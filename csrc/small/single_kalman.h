@@ -117,13 +117,13 @@ class SingleSeries {
             record -= get_record_size();
             load_model(t, false);
             if (t + 1 < steps_) {
-                step_back(t, record, gradient, gs);
+                reverse_prediction(t, record, gradient, gs);
             } else {
                 clear(gmf, ld * q);
                 clear(Pf, ld * ld);
             }
             if (record[0] != 0.0) {
-                const double g = see_back(t, record, gradient, gs);
+                const double g = reverse_update(t, record, gradient, gs);
                 if (gradient.R.data) add_number(gradient.R, t, gs, g, gR);
             } else {
                 std::swap(gm, gmf);
@@ -274,7 +274,7 @@ class SingleSeries {
 
     // mf, Pf := the filtered moments; the record of the step gets 1 / S, the innovations and the gain.
     void update(double R, double over, double* record) {
-        double *const u = record + 1, *const k = record + 8 * get_front();
+        double *const u = record + 1, *const k = record + 8 * count_front_blocks();
         record[0] = over;
         for (index_t j = 0; j < q; ++j) u[j] = v[j] * over;
         const Vec scale = S::fill(over);
@@ -300,13 +300,13 @@ class SingleSeries {
     }
 
     // Blocks of 8 numbers before the gain in a record: 1 / S and the innovations of all columns.
-    index_t get_front() const { return (q + 8) / 8; }
+    index_t count_front_blocks() const { return (q + 8) / 8; }
     index_t get_record_size() const {
-        return 8 * get_front() + (ld + 7) / 8 * 8 + (keeps_moments_ ? (q + n) * ld + 8 : 0) / 8 * 8;
+        return 8 * count_front_blocks() + (ld + 7) / 8 * 8 + (keeps_moments_ ? (q + n) * ld + 8 : 0) / 8 * 8;
     }
     double* finish_record(double* record) const {
         if (keeps_moments_) {
-            double* const moments = record + 8 * get_front() + (ld + 7) / 8 * 8;
+            double* const moments = record + 8 * count_front_blocks() + (ld + 7) / 8 * 8;
             copy(mf, moments, q * ld);
             copy(Pf, moments + q * ld, n * ld);
         }
@@ -425,7 +425,7 @@ class SingleSeries {
     }
 
     // From cotangents of the moments predicted for t + 1 to gmf and Pf, those of the moments filtered at t.
-    void step_back(index_t t, const double* record, const KalmanOperands<double>& gradient, double gs) {
+    void reverse_prediction(index_t t, const double* record, const KalmanOperands<double>& gradient, double gs) {
         if (gradient.Q.data) {
             if (gradient.Q.time_stride)
                 add_matrix(gradient.Q, gP, t, gs);
@@ -440,7 +440,7 @@ class SingleSeries {
         }
         if (gradient.A.data) {
             // gA += gm mf' + 2 gP A Pf
-            const double* const moments = record + 8 * get_front() + (ld + 7) / 8 * 8;
+            const double* const moments = record + 8 * count_front_blocks() + (ld + 7) / 8 * 8;
             if (gradient.A.time_stride) clear(gA, ld * ld);
             multiply_entries(A, moments + q * ld, T1, nullptr);
             for (index_t i = 0; i < n; ++i) {
@@ -455,9 +455,9 @@ class SingleSeries {
 
     // From cotangents of the filtered moments to gm and gP, those of the predicted ones: see lane_kalman.h. With h = -gPf k +
     // B' (k' gPf k + gS) / 2 + gmf u' / 2, gP = gPf + B' h' + h B. Returns the gradient of R.
-    double see_back(index_t t, const double* record, const KalmanOperands<double>& gradient, double gs) {
+    double reverse_update(index_t t, const double* record, const KalmanOperands<double>& gradient, double gs) {
         const double over = record[0];
-        const double *const u = record + 1, *const k = record + 8 * get_front();
+        const double *const u = record + 1, *const k = record + 8 * count_front_blocks();
         clear(h, ld);
         for (index_t i = 0; i < n; ++i) add_row(h, -k[i], Pf + i * ld);
         const double kgk = -dot(k, h);

@@ -11,7 +11,7 @@ import lapgrad
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a script (a file, or ``-m`` and a module) under ``lapgrad.accelerate()``, or a command.
+    """Run a script (a file, or ``-m`` and a module) under ``lapgrad.accelerate()``, or a command.
 
     Returns:
         The exit code of the command; 0 after a script, which may also exit by itself.

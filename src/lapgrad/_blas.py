@@ -53,7 +53,7 @@ def _get_address(library: ctypes.CDLL, symbol: str) -> int:
 
 
 def find_torch_library() -> Path:
-    """The shared library that holds torch's CPU operators (and, on most builds, its BLAS)."""
+    """Return the shared library that holds torch's CPU operators (and, on most builds, its BLAS)."""
     return Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 
 
@@ -114,7 +114,7 @@ _pool: str | None = None
 
 
 def find(name: str | None = None) -> Provider:
-    """The provider of that name, or the first one that is there.
+    """Return the provider of that name, or the first one that is there.
 
     Raises:
         ValueError: A provider was asked for that does not exist, is not installed or lacks a routine.
@@ -146,7 +146,7 @@ def bind(core: Any) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """The provider in use, in words, for ``lapgrad info``."""
+    """Return the provider in use, in words, for ``lapgrad info``."""
     return {
         "provider": _bound.name if _bound else None,
         "library": _bound.library if _bound else None,

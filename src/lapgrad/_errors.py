@@ -41,18 +41,18 @@ def missing_dependency(function: str, package: str, extra: str) -> MissingDepend
 
 
 def unknown_option(operator: str, argument: str, value: object, known: Sequence[str]) -> OptionError:
-    """The error for a ``value`` that is not among the words that ``argument`` may be."""
+    """Return the error for a ``value`` that is not among the words that ``argument`` may be."""
     return OptionError(f"{operator}: {argument} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
 def not_finite(operator: str, argument: str, batch: Sequence[int], flat: int) -> NonFiniteError:
-    """The error for a NaN or an infinity in item ``flat`` of the batch."""
+    """Return the error for a NaN or an infinity in item ``flat`` of the batch."""
     item = batch_index(flat, batch)
     return NonFiniteError(f"{operator}: {_item_name(argument, item)} contains NaN or infinity.", item)
 
 
 def not_converged(operator: str, argument: str, batch: Sequence[int], flat: int) -> ConvergenceError:
-    """The error for item ``flat`` of the batch, on which LAPACK's iteration did not converge."""
+    """Return the error for item ``flat`` of the batch, on which LAPACK's iteration did not converge."""
     item = batch_index(flat, batch)
     return ConvergenceError(
         f"{operator}: the iteration for {_item_name(argument, item)} did not converge. Its entries are "
@@ -62,7 +62,7 @@ def not_converged(operator: str, argument: str, batch: Sequence[int], flat: int)
 
 
 def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> DegenerateSpectrumError:
-    """The error for item ``flat`` of the batch, whose gradient does not exist."""
+    """Return the error for item ``flat`` of the batch, whose gradient does not exist."""
     item = batch_index(flat, batch)
     return DegenerateSpectrumError(
         f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
@@ -75,7 +75,7 @@ def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> D
 def outside_domain(
     operator: str, f: str, item: tuple[int, ...], eigenvalue: float, value: float
 ) -> DomainError:
-    """The error for an eigenvalue at which ``f`` is ``value``, which is not finite."""
+    """Return the error for an eigenvalue at which ``f`` is ``value``, which is not finite."""
     return DomainError(
         f"{operator}: {_item_name('A', item)} has the eigenvalue {eigenvalue:.6g}, where {f} is {value}; "
         f"every eigenvalue must lie in the domain of the function.",
@@ -85,7 +85,7 @@ def outside_domain(
 
 
 def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
-    """The error for a ``value`` that is not a tensor of float32 or float64."""
+    """Return the error for a ``value`` that is not a tensor of float32 or float64."""
     if isinstance(value, torch.Tensor):
         is_half = value.dtype in (torch.float16, torch.bfloat16)
         advice = "" if value.is_complex() else f": use {argument}.{'float' if is_half else 'double'}()"
@@ -101,19 +101,19 @@ def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
 
 
 def sparse_tensor(operator: str, layout: torch.layout, argument: str = "the operand") -> DTypeError:
-    """The error for a tensor that is not dense."""
+    """Return the error for a tensor that is not dense."""
     return DTypeError(
         f"{operator}: {argument} has the layout {layout}; dense tensors are supported: x.to_dense()."
     )
 
 
 def meta_tensor(operator: str, argument: str) -> DeviceError:
-    """The error for a tensor without values where values are needed."""
+    """Return the error for a tensor without values where values are needed."""
     return DeviceError(f"{operator}: {argument} is on the device meta, and has no values.")
 
 
 def mixed_dtypes(operator: str, arguments: dict[str, torch.Tensor]) -> DTypeError:
-    """The error for arguments of different dtypes."""
+    """Return the error for arguments of different dtypes."""
     seen = _listing({name: value.dtype for name, value in arguments.items()})
     return DTypeError(
         f"{operator}: all arguments must have the same dtype, got {seen}. Use .double() or .float()."
@@ -121,13 +121,13 @@ def mixed_dtypes(operator: str, arguments: dict[str, torch.Tensor]) -> DTypeErro
 
 
 def mixed_devices(operator: str, arguments: dict[str, torch.Tensor]) -> DeviceError:
-    """The error for arguments on different devices."""
+    """Return the error for arguments on different devices."""
     seen = _listing({name: value.device for name, value in arguments.items()})
     return DeviceError(f"{operator}: all arguments must be on the same device, got {seen}. Use .to(device).")
 
 
 def not_a_matrix(operator: str, argument: str, shape: Sequence[int]) -> ShapeError:
-    """The error for an argument with fewer than two dimensions where a matrix is needed."""
+    """Return the error for an argument with fewer than two dimensions where a matrix is needed."""
     return ShapeError(
         f"{operator}: {argument} must be a matrix or a batch of matrices (at least 2 dimensions), "
         f"got shape {tuple(shape)}."
@@ -135,20 +135,20 @@ def not_a_matrix(operator: str, argument: str, shape: Sequence[int]) -> ShapeErr
 
 
 def not_square(operator: str, argument: str, shape: Sequence[int]) -> ShapeError:
-    """The error for a matrix that is not square."""
+    """Return the error for a matrix that is not square."""
     return ShapeError(
         f"{operator}: {argument} must be square in its last two dimensions, got shape {tuple(shape)}."
     )
 
 
 def shapes_do_not_fit(operator: str, arguments: dict[str, torch.Tensor], wanted: str) -> ShapeError:
-    """The error for arguments whose shapes do not fit each other; ``wanted`` says how they should."""
+    """Return the error for arguments whose shapes do not fit each other; ``wanted`` says how they should."""
     seen = _listing({name: tuple(value.shape) for name, value in arguments.items()})
     return ShapeError(f"{operator}: {wanted}, got shapes {seen}.")
 
 
 def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
-    """The error for a dimension that does not fit the 32-bit integers of BLAS."""
+    """Return the error for a dimension that does not fit the 32-bit integers of BLAS."""
     return SizeError(
         f"{operator}: {argument} has shape {tuple(shape)}; BLAS counts in 32-bit integers, so no dimension "
         f"of a matrix, here or in the result, may exceed {LARGEST_DIMENSION}."
@@ -156,7 +156,7 @@ def too_large(operator: str, argument: str, shape: Sequence[int]) -> SizeError:
 
 
 def factorisation_failed(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> LapgradError:
-    """The error for ``(flat item, code)`` of a kernel: code > 0 names a minor, code < 0 a pivot."""
+    """Return the error for ``(flat item, code)`` of a kernel: code > 0 names a minor, code < 0 a pivot."""
     flat, code = failure
     return _explain_factorisation(operator, "A", batch_index(flat, batch), code)
 
@@ -164,7 +164,7 @@ def factorisation_failed(operator: str, batch: Sequence[int], failure: tuple[int
 def restate_failure(
     operator: str, argument: str, error: NotPositiveDefiniteError | NonFiniteError
 ) -> LapgradError:
-    """The error of ``potrf`` in the words of the caller: about ``argument`` of ``operator``."""
+    """Return the error of ``potrf`` in the words of the caller: about ``argument`` of ``operator``."""
     code = -error.pivot if isinstance(error, NonFiniteError) else error.minor
     return _explain_factorisation(operator, argument, error.item, code)
 
@@ -235,7 +235,7 @@ def singular(operator: str, item: tuple[int, ...], index: int) -> SingularMatrix
 
 
 def factors_not_finite(operator: str, batch: Sequence[int], failure: tuple[int, int]) -> NonFiniteError:
-    """The error for ``(flat item, row)``, the first row of L (from 1) that is not finite."""
+    """Return the error for ``(flat item, row)``, the first row of L (from 1) that is not finite."""
     item, row = batch_index(failure[0], batch), failure[1]
     return NonFiniteError(
         f"{operator}: {_item_name('A', item)} contains NaN or infinity, or overflows: row {row} of L is not "
@@ -301,13 +301,13 @@ def vector_does_not_fit(
 
 
 def inverse_overflows(operator: str, batch: Sequence[int], flat: int) -> NonFiniteError:
-    """The error for an item that has a factorisation, but whose inverse overflows."""
+    """Return the error for an item that has a factorisation, but whose inverse overflows."""
     item = batch_index(flat, batch)
     return NonFiniteError(f"{operator}: the inverse of {_item_name('A', item)} overflows.", item)
 
 
 def overwritten_leaf(operator: str, argument: str) -> RuntimeError:
-    """The error for overwriting a leaf while gradients are recorded: autograd needs its value."""
+    """Return the error for overwriting a leaf while gradients are recorded: autograd needs its value."""
     return RuntimeError(
         f"{operator}: overwrite=True would overwrite {argument}, a leaf that requires grad (or a view of "
         f"one). Use overwrite=False, pass a copy, or run under torch.no_grad()."
@@ -317,7 +317,7 @@ def overwritten_leaf(operator: str, argument: str) -> RuntimeError:
 def overwritten_broadcast(
     operator: str, argument: str, seen: Sequence[int], wanted: Sequence[int]
 ) -> ShapeError:
-    """The error for an operand to overwrite that is smaller than the result."""
+    """Return the error for an operand to overwrite that is smaller than the result."""
     return ShapeError(
         f"{operator}: overwrite=True reuses {argument}, which must already have the shape of the result "
         f"{tuple(wanted)}, got {tuple(seen)}."
@@ -325,7 +325,7 @@ def overwritten_broadcast(
 
 
 def overwritten_overlap(operator: str, argument: str, tensor: torch.Tensor) -> ShapeError:
-    """The error for an operand to overwrite some of whose elements share memory."""
+    """Return the error for an operand to overwrite some of whose elements share memory."""
     return ShapeError(
         f"{operator}: overwrite=True reuses {argument}, but its elements share memory "
         f"(shape {tuple(tensor.shape)}, strides {tensor.stride()}). Pass a contiguous copy."

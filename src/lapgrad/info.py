@@ -180,7 +180,7 @@ def _describe_cuda() -> dict[str, Any]:
     from lapgrad._kernels.cuda.runtime.compiler import get_cache_directory
 
     missing = kernels.list_missing_packages()
-    state = "switched off (LAPGRAD_CUDA)" if kernels.switched_off() else "in use for CUDA tensors"
+    state = "switched off (LAPGRAD_CUDA)" if kernels.is_switched_off() else "in use for CUDA tensors"
     facts: dict[str, Any] = {
         "available": torch.cuda.is_available(),
         "kernels": f"not in use: {' and '.join(missing)} missing" if missing else state,

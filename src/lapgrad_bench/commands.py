@@ -14,7 +14,7 @@ Subparsers = Any
 
 
 def add_bench(commands: Subparsers) -> None:
-    """Adds `lapgrad bench` and its topics."""
+    """Add `lapgrad bench` and its topics."""
     parser = commands.add_parser("bench", help="time operators and models against others")
     topics = parser.add_subparsers(title="topics", metavar="topic")
     parser.set_defaults(run=lambda _: print_topics(parser))
@@ -37,14 +37,14 @@ def print_topics(parser: argparse.ArgumentParser) -> int:
 
 
 def add_reproduce(commands: Subparsers) -> None:
-    """Adds `lapgrad reproduce` and its experiments."""
+    """Add `lapgrad reproduce` and its experiments."""
     parser = commands.add_parser("reproduce", help="repeat an experiment of the paper, from its data")
     reproduce.add_arguments(parser)
     parser.set_defaults(run=lambda _: print_topics(parser))
 
 
 def add_report(commands: Subparsers) -> None:
-    """Adds `lapgrad report`."""
+    """Add `lapgrad report`."""
     parser = commands.add_parser("report", help="one HTML page from the results of benchmarks")
     report.add_arguments(parser)
     parser.set_defaults(run=report.run)

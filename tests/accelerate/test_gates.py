@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 ROUTE = {route.operator: route for route in ROUTES}
-KEYS = _torch_private.backend_keys("cpu")
+KEYS = _torch_private.get_backend_keys("cpu")
 
 
 def make_gate(route: Route, counts: Counts, records: bool = False) -> Any:
@@ -229,7 +229,7 @@ def test_recorded_calls_that_are_passed_on_are_those_of_torch(function: str) -> 
     assert lapgrad.accelerate.stats().taken == 0
 
 
-@pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
 def test_recorded_calls_for_small_matrices_are_taken() -> None:
     """torch's own gradient calls solve_triangular, and each such call would have to pass a gate."""
     A = torch.randn(4, 4, dtype=torch.float64)

@@ -13,7 +13,7 @@ from lapgrad._kernels import cpu as _cpu
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("overrides_removed"),
-    pytest.mark.skipif(not _cpu.available(), reason="the kernel is part of the compiled core"),
+    pytest.mark.skipif(not _cpu.is_available(), reason="the kernel is part of the compiled core"),
 ]
 
 

@@ -23,7 +23,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def evaluate(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The factors, their pivots, and the gradient of a sum of the factors."""
+    """Return the factors, their pivots, and the gradient of a sum of the factors."""
     LU, pivots = torch.linalg.lu_factor(A)
     weight = torch.linspace(-1, 2, LU.numel(), dtype=LU.dtype).view(LU.shape)
     return LU, pivots, torch.autograd.grad((LU * weight).sum(), A)[0]

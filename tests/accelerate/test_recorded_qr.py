@@ -25,7 +25,7 @@ SHAPES += [(3, 4, 4), (1, 6, 2), (40, 3, 5), (2, 3, 5, 4)]
 
 
 def evaluate(A: Tensor, used: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The factors, and the gradient of a sum over the factors named in ``used``."""
+    """Return the factors, and the gradient of a sum over the factors named in ``used``."""
     Q, R = torch.linalg.qr(A)
     parts = [part for name, part in (("Q", Q), ("R", R)) if name in used]
     losses = [(part * torch.linspace(-1, 2, part.numel()).view(part.shape)).sum() for part in parts]

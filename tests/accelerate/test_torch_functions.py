@@ -159,7 +159,7 @@ def test_kernels_are_called_by_address(operator: str, by_address: Acceleration) 
 
 
 def differentiate(result: Tensor, A: Tensor) -> Tensor | str | None:
-    """The gradient of the sum of a result, or why torch has none."""
+    """Return the gradient of the sum of a result, or why torch has none."""
     try:
         return torch.autograd.grad(result.sum(), A, retain_graph=True, allow_unused=True)[0]
     except RuntimeError as error:

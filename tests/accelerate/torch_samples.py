@@ -58,7 +58,7 @@ WITHOUT_GRADIENT = {"linalg.matrix_rank", "isclose"}
 
 #: Values that torch computes without any of the overridden operators; gradients are made of these.
 LEFT_TO_TORCH = {"linalg.lu_solve", "linalg.lstsq/grad_oriented"}
-if not _cpu.available():
+if not _cpu.is_available():
     LEFT_TO_TORCH.add("isclose")
 
 #: Forward mode over reverse mode is wrong in torch itself.
@@ -74,7 +74,7 @@ def _all_operators() -> dict[str, Any]:
 
 
 def find_operator(name: str) -> Any:
-    """The OpInfo of an operator."""
+    """Return the OpInfo of an operator."""
     return _all_operators()[name]
 
 
@@ -110,7 +110,7 @@ def split_differentiable(sample: Any) -> tuple[list[Tensor], Callable[..., Any]]
 
 
 def call(operator: Any, sample: Any) -> Any:
-    """The results of torch's function on a sample."""
+    """Return the results of torch's function on a sample."""
     return operator.op(sample.input, *sample.args, **sample.kwargs)
 
 

@@ -37,7 +37,7 @@ _RATES = {"potrf": 30e9, "syrk": 50e9, "gesvd": 4e9}
 
 
 def machine(**changes: Any) -> dict[str, Any]:
-    """The machine above, with other facts."""
+    """Return the machine above, with other facts."""
     return {**MACHINE, **changes}
 
 

@@ -17,7 +17,7 @@ from lapgrad_bench.bench.measure.timing import Timing
 from lapgrad_bench.bench.models import deep_gp, exact_gp, sparse_gp
 from lapgrad_bench.bench.models import plots as model_plots
 from lapgrad_bench.bench.models import runner as model_runner
-from lapgrad_bench.bench.models.cases import MODELS, Contest, ModelCase, Selection, list_cases
+from lapgrad_bench.bench.models.cases import MODELS, ModelCase, PreparedCase, Selection, list_cases
 from lapgrad_bench.bench.ops.agreement import DisagreementError
 from lapgrad_bench.bench.peers.client import PeerError, Peers
 from lapgrad_bench.bench.peers.worker.__main__ import Worker
@@ -46,9 +46,9 @@ def test_libraries_agree_on_all_cases() -> None:
     kernels = exact_gp.KERNELS
     selection = Selection(MODELS, "made up", None, 60, [7], [30], kernels, dimensions=2, quick=True)
     for case in list_cases(selection):
-        contest = case.make(CPU)
-        ours, theirs = (contest.thunks[name]() for name in ("lapgrad", "torch"))
-        assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=contest.tolerances["torch"])
+        prepared = case.make(CPU)
+        ours, theirs = (prepared.thunks[name]() for name in ("lapgrad", "torch"))
+        assert float(ours[0]) == pytest.approx(float(theirs[0]), rel=prepared.tolerances["torch"])
         assert len(ours) > 1
 
 
@@ -166,8 +166,8 @@ def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureF
     assert message in capsys.readouterr().err
 
 
-def make_case(contest: Contest) -> ModelCase:
-    return ModelCase("exact_gp", {"n": 3}, 1.0, lambda device: contest)
+def make_case(prepared: PreparedCase) -> ModelCase:
+    return ModelCase("exact_gp", {"n": 3}, 1.0, lambda device: prepared)
 
 
 def make_evaluation(value: float) -> Callable[[], tuple[torch.Tensor]]:
@@ -175,11 +175,11 @@ def make_evaluation(value: float) -> Callable[[], tuple[torch.Tensor]]:
 
 
 def test_what_differs_is_not_timed() -> None:
-    contest = Contest(
+    prepared = PreparedCase(
         {"lapgrad": make_evaluation(1.0), "torch": make_evaluation(1.1)}, tolerances={"torch": 1e-3}
     )
     with pytest.raises(DisagreementError, match=r"exact_gp, n = 3: .* differ by 1\.0e-01"):
-        model_runner.measure(make_case(contest), 1, 0.0, CPU, Peers())
+        model_runner.measure(make_case(prepared), 1, 0.0, CPU, Peers())
 
 
 class FakePeer:
@@ -200,13 +200,13 @@ def test_peers_take_part_if_they_agree_and_live(monkeypatch: pytest.MonkeyPatch)
     guests = [FakePeer("gpytorch", 1.0001), FakePeer("gpy", 1.5), FakePeer("gpflow", 1.0, dies=True)]
     peers = Peers(facts={guest.library: {} for guest in guests})
     monkeypatch.setattr(Peers, "list_present", lambda self, threads: guests)
-    contest = Contest(
+    prepared = PreparedCase(
         {"lapgrad": make_evaluation(1.0), "torch": make_evaluation(1.0)},
         {"X": numpy.zeros(2)},
         tolerances=dict.fromkeys(("torch", "gpytorch", "gpy", "gpflow"), 1e-3),
         wanted_speedups={"gpytorch": 2.0},
     )
-    rows, bars = model_runner.measure(make_case(contest), 1, 0.0, CPU, peers)
+    rows, bars = model_runner.measure(make_case(prepared), 1, 0.0, CPU, peers)
     assert [row["library"] for row in rows] == ["lapgrad", "torch", "gpytorch"]
     assert (rows[2]["median_s"], rows[2]["extra_bytes"], rows[2]["value"]) == (0.5, 10**8, 1.0001)
     assert "its value differs by 5.0e-01" in peers.facts["gpy"]["lacks"]["exact_gp, n = 3"]

@@ -16,7 +16,7 @@ from lapgrad._kernels import cpu as _cpu
 
 pytestmark = [
     pytest.mark.cpu,
-    pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core"),
+    pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core"),
 ]
 
 MS = 1_000_000

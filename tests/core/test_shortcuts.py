@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cpu
 
 NAMES = sorted(name for name in _kernels._CPU.fill() if name.endswith("_shortcut"))
 
-if not _cpu.available() or not NAMES:
+if not _cpu.is_available() or not NAMES:
     pytest.skip("needs the compiled core, and a torch that can be read from C", allow_module_level=True)
 
 

@@ -28,7 +28,7 @@ FACTOR, SOLVE, VJP, STATUS = (
     )
 )
 
-if not _cpu.available() or FACTOR not in _kernels._CPU.fill():
+if not _cpu.is_available() or FACTOR not in _kernels._CPU.fill():
     pytest.skip("needs the compiled core, and a torch that can be read from C", allow_module_level=True)
 
 

@@ -40,14 +40,14 @@ def compute_gradients(f: Any, args: tuple[Tensor, ...]) -> list[Tensor]:
     return list(torch.autograd.grad(result, leaves, cotangent))
 
 
-@pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
 def test_number_of_threads_is_that_of_torch_at_any_time() -> None:
     for count in (2, 1, 3, 2):
         torch.set_num_threads(count)
         assert _cpu.core.threads() == count
 
 
-@pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
 def test_number_of_threads_belongs_to_the_calling_thread() -> None:
     """torch.set_num_threads counts for the thread that calls it, as in PyTorch itself."""
     torch.set_num_threads(3)
@@ -172,7 +172,7 @@ print(len(runtimes), _blas.describe()["thread_pool"] in runtimes)
     assert get_output(code).split() == ["1", "True"]
 
 
-@pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
 def test_inside_a_parallel_region_loops_are_serial() -> None:
     """Called from all threads of a team of the pool, each call stays on its thread."""
     torch.set_num_threads(2)

@@ -8,7 +8,7 @@ import pytest
 import stand_ins
 import torch
 
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def functions_of_the_core() -> Iterator[None]:
 
     On a device, a test may be the first that needs a library, whose functions then stay bound.
     """
-    if not available():
+    if not is_available():
         yield
         return
     before = stand_ins.read_bound_addresses()

@@ -343,7 +343,7 @@ def record_launches() -> Iterator[set[Kernel]]:
 
 
 def main() -> None:
-    """Runs the groups named on the command line."""
+    """Run the groups named on the command line."""
     with record_launches() as launched:
         for name in sys.argv[1:] or GROUPS:
             for dtype in (torch.float64, torch.float32):

@@ -28,7 +28,7 @@ class Machine:
         _launch.launch(*plan)
 
     def first_failure(self, plan_with_cell: Any, like: torch.Tensor) -> tuple[int, int] | None:
-        """Launches ``plan_with_cell(cell)`` and reads what it reports."""
+        """Launch ``plan_with_cell(cell)`` and read what it reports."""
         cell = _items.create_status_cell(like)
         self.launch(plan_with_cell(cell))
         return _items.read_first_failure(cell)

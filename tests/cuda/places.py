@@ -11,7 +11,7 @@ import torch
 
 from lapgrad._kernels import cuda as _cuda
 
-_DEVICE = torch.cuda.is_available() and _cuda.available()
+_DEVICE = torch.cuda.is_available() and _cuda.is_available()
 
 
 def make_places(on_cpu: Callable[..., Any], on_device: Callable[..., Any], kind: str = "") -> list[Any]:

@@ -97,7 +97,7 @@ class Outcome:
 
 
 def run(group: str, tool: str | None, sanitizer: str, own: set[str]) -> Outcome:
-    """Runs a group, under a tool or without one."""
+    """Run a group, under a tool or without one."""
     environment = dict(os.environ)
     command = [sys.executable, str(PROGRAM), group]
     began = time.monotonic()

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lapgrad._kernels.cpu import available, core
+from lapgrad._kernels.cpu import core, is_available
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.large import symmetric as _symmetric
 from lapgrad._kernels.cuda.runtime import device as _device
@@ -248,7 +248,7 @@ def replace_gpu() -> Iterator[None]:
         mock.patch.object(_symmetric, "decompose_batch", decompose_symmetric),
     )
     with ExitStack() as scope:
-        if available():  # else nothing is launched through the core
+        if is_available():  # else nothing is launched through the core
             scope.enter_context(bind_to_core(make_callbacks()))
         scope.callback(_items._of_thread.unused.clear)  # their events are those of the stand-ins
         for patch in patches:

@@ -41,7 +41,7 @@ pytestmark = [
     pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
 ]
 
-if not _cpu.available() or "gemm2_shortcut" not in _kernels._CPU.fill():
+if not _cpu.is_available() or "gemm2_shortcut" not in _kernels._CPU.fill():
     pytest.skip("needs the compiled core, and a torch that can be read from C", allow_module_level=True)
 
 core: Any = _cpu.core

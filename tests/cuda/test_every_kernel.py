@@ -14,14 +14,14 @@ import torch
 from kernel_packages import CUDA_KERNELS
 
 from lapgrad._kernels import table as _kernels
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 from lapgrad._kernels.cuda.runtime import stream as _stream
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
-    pytest.mark.skipif(not available(), reason="the algorithms are in the compiled core"),
+    pytest.mark.skipif(not is_available(), reason="the algorithms are in the compiled core"),
 ]
 
 

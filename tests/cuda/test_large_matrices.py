@@ -19,7 +19,7 @@ from stand_ins import replace_gpu
 from tolerances import INVERTED_BLOCKS, PROMISED_ON_CUDA, assert_close
 from torch import Tensor
 
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.large import cholesky as _cholesky
 from lapgrad._kernels.cuda.runtime import device as _device
@@ -27,7 +27,7 @@ from lapgrad._kernels.cuda.runtime import stream as _stream
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
-    pytest.mark.skipif(not available(), reason="the algorithms are in the compiled core"),
+    pytest.mark.skipif(not is_available(), reason="the algorithms are in the compiled core"),
 ]
 
 BATCHES = ((), (2,))

@@ -17,7 +17,7 @@ import stand_ins
 import torch
 from tolerances import assert_close, of_order
 
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 from lapgrad._kernels.cuda.runtime import items as _items
 from lapgrad._kernels.cuda.runtime import launch as _launch
 from lapgrad._kernels.cuda.runtime import solver as _solver
@@ -27,7 +27,7 @@ from lapgrad._kernels.cuda.small import potrf as _potrf_batch
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of the driver"),
-    pytest.mark.skipif(not available(), reason="launches go through the compiled core"),
+    pytest.mark.skipif(not is_available(), reason="launches go through the compiled core"),
 ]
 
 _DRIVER = ctypes.CFUNCTYPE(

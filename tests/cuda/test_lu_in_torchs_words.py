@@ -14,7 +14,7 @@ from stand_ins import replace_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._translation import lu
 from lapgrad._translation._torch_kernels import run_torch
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
-    pytest.mark.skipif(not available(), reason="stand-ins look into the compiled core"),
+    pytest.mark.skipif(not is_available(), reason="stand-ins look into the compiled core"),
 ]
 
 #: One matrix, a group of lanes, a block.

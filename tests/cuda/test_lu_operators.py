@@ -16,7 +16,7 @@ from stand_ins import replace_gpu
 from tolerances import assert_close, of_order
 from torch import Tensor
 
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._torch import lu as _torch_lu
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
-    pytest.mark.skipif(not available(), reason="products of panels are launched by the compiled core"),
+    pytest.mark.skipif(not is_available(), reason="products of panels are launched by the compiled core"),
 ]
 
 

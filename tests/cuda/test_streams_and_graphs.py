@@ -16,7 +16,7 @@ import lapgrad
 from lapgrad._kernels import cuda as _cuda
 
 pytestmark = pytest.mark.skipif(
-    not (torch.cuda.is_available() and _cuda.available()), reason="needs a CUDA device"
+    not (torch.cuda.is_available() and _cuda.is_available()), reason="needs a CUDA device"
 )
 
 #: Batches of small matrices, one that cuSOLVER and cuBLAS serve, and one that is done block by block.

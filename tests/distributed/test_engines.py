@@ -169,7 +169,7 @@ class Bindings:
         return 1
 
     def _view(self, address: int, descriptor: int) -> torch.Tensor:
-        """The matrix at an address, stored by columns."""
+        """Return the matrix at an address, stored by columns."""
         _, m, n, leading = self.descriptors[descriptor]
         memory = (ctypes.c_double * (leading * (n - 1) + m)).from_address(address)
         return torch.frombuffer(memory, dtype=torch.float64).as_strided((m, n), (1, leading))

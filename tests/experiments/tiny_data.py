@@ -14,7 +14,7 @@ from lapgrad_bench import datasets
 
 
 def write(folder: Path, table: datasets.Table, rows: int = 40) -> Path:
-    """A table with a smooth function of its inputs; some columns are constant, as in *naval*."""
+    """Return a table with a smooth function of its inputs; some columns are constant, as in *naval*."""
     generator = torch.Generator().manual_seed(len(table.inputs))
     X = torch.randn(rows, len(table.inputs), dtype=torch.float64, generator=generator)
     if table is datasets.NAVAL:

@@ -88,7 +88,7 @@ def _supervise(options: argparse.Namespace, deadline: float, summary: Summary) -
 
 
 def _repeat(options: argparse.Namespace, case: str) -> str:
-    """The command that repeats one case."""
+    """Return the command that repeats one case."""
     words = ["python", "-m", "fuzz", "--seed", str(options.seed), "--case", case]
     if options.largest != 300:
         words += ["--largest", str(options.largest)]

@@ -274,7 +274,7 @@ class Attack:
         return together
 
     def _lay_out_cotangents(self) -> list[Tensor | None]:
-        """The cotangents in any layout."""
+        """Return the cotangents in any layout."""
         drawn: list[Tensor | None] = []
         for w in self.expected.cotangents:
             if w is None:
@@ -408,7 +408,7 @@ def _copy_bits(A: Tensor) -> Tensor:
 
 
 def _list_instruction_sets() -> list[str]:
-    if DEVICE.type != "cpu" or not _cpu.available():
+    if DEVICE.type != "cpu" or not _cpu.is_available():
         return []
     return [isa for isa in _cpu.ISA_VARIANTS if _cpu.core.isa_supported(isa)]
 

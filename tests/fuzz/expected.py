@@ -41,7 +41,7 @@ class Part:
     by_rows: bool
 
     def size(self) -> Tensor:
-        """The unit of errors for each entry, from its value and its sensitivity.
+        """Return the unit of errors for each entry, from its value and its sensitivity.
 
         Not of the entry alone, whose sensitivity may vanish in the few directions tried. For results, the
         largest of its row or that of its column, whichever is smaller. For gradients the largest of the
@@ -51,7 +51,7 @@ class Part:
         return self._largest_around(self.value.abs() + self.sensitivity)
 
     def reference_error(self) -> Tensor:
-        """The same as ``size``, but for the errors that the reference itself makes."""
+        """Return the same as ``size``, but for the errors that the reference itself makes."""
         return self._largest_around(self.own_error)
 
     def _largest_around(self, size: Tensor) -> Tensor:

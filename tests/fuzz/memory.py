@@ -25,7 +25,7 @@ class Place:
     offset: int
 
     def view(self, memory: Tensor) -> Tensor:
-        """The tensor at this place in ``memory``, the flat block."""
+        """Return the tensor at this place in ``memory``, the flat block."""
         return memory.as_strided(self.shape, self.stride, self.offset)
 
     @property
@@ -46,12 +46,12 @@ class Arrangement:
     one_object: bool = False
 
     def values(self) -> list[Tensor]:
-        """The operands as contiguous copies in float64."""
+        """Return the operands as contiguous copies in float64."""
         return [place.view(self.blocks[place.block]).cpu().double().contiguous() for place in self.places]
 
 
 def draw_layout(rng: random.Random, shape: Shape, block: int) -> tuple[Place, int]:
-    """A place in a new block, and the length of the block.
+    """Return a place in a new block, and the length of the block.
 
     Dimensions lie in any order in memory; each may have gaps between its elements, and elements before its
     first and after its last.
@@ -74,7 +74,7 @@ def draw_layout(rng: random.Random, shape: Shape, block: int) -> tuple[Place, in
 
 
 def fill(place: Place, length: int, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A block with ``value`` at ``place`` and NaN elsewhere."""
+    """Return a block with ``value`` at ``place`` and NaN elsewhere."""
     memory = torch.full((length,), math.nan, dtype=dtype, device=DEVICE)
     place.view(memory).copy_(value)
     return memory

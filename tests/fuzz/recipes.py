@@ -10,7 +10,7 @@ from samples.case import draw_batch, draw_size, largest_batch, named
 
 
 def draw_recipe(case: OperatorCase, rng: random.Random, largest: int, alike: bool) -> Recipe:
-    """A recipe with sizes of at most ``largest``; with ``alike`` as many equal shapes as possible."""
+    """Return a recipe with sizes of at most ``largest``; with ``alike`` as many equal shapes as possible."""
     if case.draw is not None:
         return case.draw(rng, largest)
     recipe = rng.choice(case.recipes)

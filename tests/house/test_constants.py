@@ -30,7 +30,7 @@ from lapgrad._kernels.cuda.small import (
     tiles,
     triangular,
 )
-from lapgrad._kernels.native import available, core
+from lapgrad._kernels.native import core, is_available
 from lapgrad._kernels.torch.gesvd import NOT_CONVERGED, NOT_FINITE
 from lapgrad.ops import _lu
 
@@ -38,11 +38,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "csrc"
 CUDA = ROOT / "src" / "lapgrad" / "_kernels" / "cuda" / "kernels"
 
-needs_core = pytest.mark.skipif(not available(), reason="installed without the compiled core")
+needs_core = pytest.mark.skipif(not is_available(), reason="installed without the compiled core")
 
 
 def read_cuda_constants(name: str) -> dict[str, float]:
-    """The ``constexpr`` numbers of one CUDA source file by name."""
+    """Return the ``constexpr`` numbers of one CUDA source file by name."""
     found: dict[str, float] = {}
     for line in re.findall(r"constexpr (?:int|Index|double|float) ([^;]+);", (CUDA / name).read_text()):
         for key, value in re.findall(r"(\w+) = ([^,]+)(?:, |$)", line):

@@ -65,7 +65,7 @@ def get_module_name(file: Path) -> str:
 
 
 def find_part(module: str) -> str:
-    """The entry of the table that a module belongs to; "" if it belongs to none."""
+    """Return the entry of the table that a module belongs to; "" if it belongs to none."""
     part = module
     while part and part not in LEVEL:
         part = part.rpartition(".")[0]

@@ -37,7 +37,7 @@ def read_without_code(path: Path) -> str:
 
 
 def make_anchors(text: str) -> set[str]:
-    """The anchors of a page: its headings as GitHub and MyST write them, and labels."""
+    """Return the anchors of a page: its headings as GitHub and MyST write them, and labels."""
     found = set(re.findall(r"^\((\S+)\)=$", text, re.MULTILINE))
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         plain = re.sub(r"[`*]|\[|\]\([^)]*\)", "", heading).strip().lower()
@@ -46,7 +46,7 @@ def make_anchors(text: str) -> set[str]:
 
 
 def list_entries(path: Path) -> list[str]:
-    """The pages in the tables of contents of a page."""
+    """Return the pages in the tables of contents of a page."""
     entries = []
     for block in re.findall(r"```\{toctree\}\n(.*?)```", path.read_text(), re.DOTALL):
         lines = [line for line in block.splitlines() if line.strip() and not line.startswith(":")]

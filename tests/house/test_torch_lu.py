@@ -33,7 +33,7 @@ ALLOWED = {
 
 
 def read_code(file: Path) -> str:
-    """The file without comments, docstrings and other text: names in prose call nothing."""
+    """Return the file without comments, docstrings and other text: names in prose call nothing."""
     text = re.sub(r'"""(?:.|\n)*?"""|"[^"\n]*"', '""', file.read_text())
     return re.sub(r"#.*", "", text)
 
@@ -79,7 +79,7 @@ def test_functions_are_those_of_torch(n: int, batch: tuple[int, ...]) -> None:
 
 
 def check(batch: int, n: int, threads: int, repeats: int) -> None:
-    """Raises if inverse, det or slogdet, run in a process of its own, is wrong."""
+    """Raise if inverse, det or slogdet, run in a process of its own, is wrong."""
     import lapgrad
 
     torch.set_num_threads(1)

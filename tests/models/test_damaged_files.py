@@ -126,7 +126,7 @@ def test_damaged_files_of_the_first_format_are_refused_or_the_same(
 
 
 def refused(path: Path, content: Content) -> str:
-    """The message with which a file of this content is refused."""
+    """Return the message with which a file of this content is refused."""
     path.write_bytes(add_checksum(content))
     with pytest.raises(FileFormatError) as raised:
         load(path)

@@ -452,7 +452,7 @@ ITERATIONS = {"syevd": ("dsyevd", 11, 7), "gesvd": ("dgesdd", 14, 11)}
 
 
 @pytest.mark.cpu
-@pytest.mark.skipif(not _cpu.available(), reason="needs the compiled core")
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
 @pytest.mark.parametrize("name", ITERATIONS)
 def test_the_item_whose_iteration_does_not_converge_is_named(name: str) -> None:
     """LAPACK is replaced by a routine that gives up on the matrix that begins with 7."""

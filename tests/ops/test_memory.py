@@ -91,7 +91,7 @@ ON_CUDA: dict[str, tuple[str, dict[str, float]]] = {
 
 
 def read_documented_memory(name: str) -> dict[str, tuple[float, bool]]:
-    """The Memory line of a docstring: "forward 1 (0 with overwrite), backward 1".
+    """Return the Memory line of a docstring: "forward 1 (0 with overwrite), backward 1".
 
     Buffers are counted in units of what is returned, or in matrices: "forward 1 n^2 (0 with overwrite)". The
     second entry says which.

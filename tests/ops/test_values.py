@@ -175,5 +175,5 @@ def test_gemm_does_not_read_c_when_beta_is_zero() -> None:
 def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
     if not _cpu.core.isa_supported(isa):
         pytest.skip(f"this CPU has no {isa}")
-    code = "from lapgrad._kernels import native; print(native.available(), native.describe()['isa'])"
+    code = "from lapgrad._kernels import native; print(native.is_available(), native.describe()['isa'])"
     assert get_output(code, LAPGRAD_ISA=isa).split() == ["True", isa]

@@ -127,7 +127,7 @@ class OperatorCase:
     def batched(
         self, batch: Shape, dtype: torch.dtype = torch.float64, device: torch.device = DEVICE
     ) -> Sample:
-        """The small sample with leading dimensions ``batch`` on every operand."""
+        """Return the small sample with leading dimensions ``batch`` on every operand."""
         first = self.recipes[0]
         recipe = Recipe(
             tuple((*batch, *shape) for shape in first.shapes), first.flags, f"{first.id} batch {batch}"
@@ -298,7 +298,7 @@ _WORK = 1e7
 
 
 def draw_size(rng: random.Random, smallest: int, largest: int) -> int:
-    """A size, evenly on a log scale; every third one is next to a size where kernels change."""
+    """Return a size, evenly on a log scale; every third one is next to a size where kernels change."""
     largest = max(smallest, largest)
     if rng.random() < 0.33:
         size = rng.choice(_BOUNDARIES) + rng.choice((-1, 0, 1))

@@ -49,7 +49,7 @@ def gesv(A: Tensor, B: Tensor, *, transpose: bool = False) -> Tensor:
 
 
 def _solve_recipes() -> tuple[Recipe, ...]:
-    """A matrix of order n and right-hand sides, with all kinds of broadcasting."""
+    """Return a matrix of order n and right-hand sides, with all kinds of broadcasting."""
     recipes = []
     for flag in all_flags(transpose=(False, True)):
         recipes += [named(((n, n), (n, m)), flag) for n, m in ((5, 3), (3, 5), (1, 1), (0, 3), (3, 0))]

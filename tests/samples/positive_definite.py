@@ -12,7 +12,7 @@ from samples.case import BATCH_PAIRS, OperatorCase, Orders, Recipe, all_flags, n
 
 
 def _solve_recipes() -> tuple[Recipe, ...]:
-    """A matrix of order n and right-hand sides, with all kinds of broadcasting."""
+    """Return a matrix of order n and right-hand sides, with all kinds of broadcasting."""
     flags = list(all_flags(lower=(True, False)))
     recipes = []
     for n, m in ((5, 3), (3, 5), (1, 1), (0, 3), (3, 0)):
@@ -23,7 +23,7 @@ def _solve_recipes() -> tuple[Recipe, ...]:
 
 
 def _factor(A: Tensor, lower: bool) -> Tensor:
-    """The lower factor of the named triangle."""
+    """Return the lower factor of the named triangle."""
     L = torch.linalg.cholesky(A, upper=not lower)
     return L if lower else L.mT
 

@@ -15,7 +15,7 @@ def replace_cofactors(gA: Tensor, A: Tensor, weight: Tensor, singular: Tensor) -
 
 
 def _compute_cofactors(A: Tensor) -> Tensor:
-    """The cofactors of A = U diag(s) V^T: det(U) det(V) U diag(product of the other s) V^T."""
+    """Return the cofactors of A = U diag(s) V^T: det(U) det(V) U diag(product of the other s) V^T."""
     U, s, Vh = torch.linalg.svd(A)
     sign = (_torch_lu.det(U) * _torch_lu.det(Vh)).sign()
     return sign[..., None, None] * ((U * _multiply_others(s)[..., None, :]) @ Vh)

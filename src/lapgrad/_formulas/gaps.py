@@ -37,7 +37,7 @@ def find_largest(values: Tensor) -> Tensor:
 
 
 def compute_threshold(scale: Tensor, tol: float) -> Tensor:
-    """The gap up to which two values count as equal; never so small that its reciprocal overflows.
+    """Return the gap up to which two values count as equal; never so small that its reciprocal overflows.
 
     Where all values are zero there is no scale: then it is taken as 1.
     """
@@ -166,6 +166,6 @@ def find_row_signs(U: Tensor) -> Tensor:
 
 
 def fix_signs(U: Tensor) -> None:
-    """Multiplies each row of U by its ``find_row_signs``, in place."""
+    """Multiply each row of U by its ``find_row_signs``, in place."""
     if U.numel():
         U.mul_(find_row_signs(U)[..., None])

@@ -42,7 +42,7 @@ def compute_vjp(
     *,
     discards: bool,
 ) -> Tensor:
-    """The gradient of A from the decomposition A = U^T diag(S) V and its cotangents.
+    """Return the gradient of A from the decomposition A = U^T diag(S) V and its cotangents.
 
     G = diag gS + sk(gU U^T) ∘ C - sk(gV V^T) ∘ C^T, with sk(X) = X - X^T and C of
     ``compute_coefficients``. Then gA = U^T G V for a square A, gA = U^T [(G - S^-1 gV V^T) V + S^-1 gV] for a

@@ -31,7 +31,7 @@ class Model(NamedTuple):
     c: Tensor
 
     def at(self, name: str, t: int) -> Tensor:
-        """The operand ``name`` at time t, for all series."""
+        """Return the operand ``name`` at time t, for all series."""
         value: Tensor = getattr(self, name)
         return value[:, t if value.shape[1] > 1 else 0]
 
@@ -121,7 +121,7 @@ class FlatPrior(NamedTuple):
 
 
 def integrate_out_flat(innovations: Sequence[Tensor], m: Tensor) -> FlatPrior:
-    """Integrates over the coordinates of the flat directions.
+    """Integrate over the coordinates of the flat directions.
 
     With Z the rows z = L^-1 v of all steps, G = Z^T Z. Where the data hardly determine the directions, the
     columns of Z are nearly dependent: rounding Z costs their condition number, but rounding H would cost its
@@ -169,7 +169,7 @@ def compute_step_vjp(
     gm: Tensor,
     gP: Tensor,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """The gradients of the operands at t, and the cotangents gm, gP of the moments predicted for t.
+    """Return the gradients of the operands at t, and the cotangents gm, gP of the moments predicted for t.
 
     Arguments gm, gP are those of the moments predicted for t + 1:
 
@@ -201,7 +201,7 @@ def compute_step_vjp(
 
 
 def compute_vjp(model: Model, gs: Tensor) -> dict[str, Tensor]:
-    """The gradient of the sum of gs times the value of each series, in the shapes of the model."""
+    """Return the gradient of the sum of gs times the value of each series, in the shapes of the model."""
     series, times, _ = model.y.shape
     m, P = (X.expand(series, *X.shape[1:]) for X in model.get_first_moments())
     steps: list[tuple[Tensor, Tensor, FilterStep]] = []

@@ -21,14 +21,14 @@ core = _load_core()
 ISA_VARIANTS = ("avx512", "avx2", "baseline")
 
 
-def switched_off() -> bool:
+def is_switched_off() -> bool:
     """Whether ``LAPGRAD_CORE`` asks for the kernels in plain PyTorch."""
     return os.environ.get("LAPGRAD_CORE", "").lower() in ("off", "0", "false")
 
 
 def _start() -> str | None:
     """Bind BLAS to the core; return None, or why the core cannot be used."""
-    if switched_off():
+    if is_switched_off():
         return "LAPGRAD_CORE switches it off"
     if core is None:
         return "this installation was built without it"
@@ -47,13 +47,13 @@ def _start() -> str | None:
 UNAVAILABLE = _start()
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether the compiled core is there and has found its BLAS."""
     return UNAVAILABLE is None
 
 
 def make_call_gate(options: dict[str, Any]) -> Any:
-    """Returns the function that csrc/bind/bind_gate.cpp describes; None if this core cannot make one."""
+    """Return the function that csrc/bind/bind_gate.cpp describes; None if this core cannot make one."""
     if core is None:
         return None
     try:
@@ -68,7 +68,7 @@ def bind_torch_calls(names: dict[str, Any]) -> bool:
 
 
 def make_torch_call(described: dict[str, Any]) -> Any:
-    """Returns a function that calls a kernel of torch, see csrc/bind/torch_calls.h."""
+    """Return a function that calls a kernel of torch, see csrc/bind/torch_calls.h."""
     return core.TorchCall(described)
 
 
@@ -79,7 +79,7 @@ def register_solve_triangular(names: dict[str, Any]) -> bool:
 
 def describe() -> dict[str, Any]:
     """Return whether the core is used, its instruction set and its thresholds, for ``lapgrad info``."""
-    if not available():
+    if not is_available():
         return {"core": False, "isa": None, "isa_supported": [], "plan": {}}
     return {
         "core": True,

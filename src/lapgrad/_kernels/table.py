@@ -29,20 +29,20 @@ Kernel = Callable[..., Any]
 
 
 def lookup(routine: str, tensor: Tensor) -> Kernel:
-    """Returns the kernel of ``routine`` for the device of ``tensor``."""
+    """Return the kernel of ``routine`` for the device of ``tensor``."""
     if tensor.is_cpu:
         return _CPU[routine]
     return _CUDA[routine] if tensor.is_cuda else _ELSEWHERE[routine]
 
 
 def has_kernel(routine: str, tensor: Tensor) -> bool:
-    """Returns whether the device of ``tensor`` has a kernel of an optional routine."""
+    """Return whether the device of ``tensor`` has a kernel of an optional routine."""
     kernels = _CPU if tensor.is_cpu else _CUDA if tensor.is_cuda else _ELSEWHERE
     return routine in kernels.fill()
 
 
 def make_shortcut(routine: str) -> Kernel:
-    """Returns a function that computes an operator on ordinary tensors, or returns None.
+    """Return a function that computes an operator on ordinary tensors, or returns None.
 
     It takes the arguments of the registered operator, allocates the results and returns them. The result is
     None where it does not serve the call: see csrc/bind/bind_shortcuts.cpp, and csrc/bind/device_shortcuts.h
@@ -58,14 +58,14 @@ def make_shortcut(routine: str) -> Kernel:
 
 
 def is_core_in_use() -> bool:
-    """Returns whether CPU tensors run on the compiled core."""
+    """Return whether CPU tensors run on the compiled core."""
     from lapgrad._kernels import cpu
 
-    return cpu.available()
+    return cpu.is_available()
 
 
 def collect_kernels(package: str) -> dict[str, Kernel]:
-    """Returns the routines of a package of kernels, by name: the public functions of its kernel modules."""
+    """Return the routines of a package of kernels, by name: the public functions of its kernel modules."""
     found: dict[str, Kernel] = {}
     for module_info in pkgutil.iter_modules(importlib.import_module(package).__path__):
         stem = module_info.name
@@ -104,7 +104,7 @@ class KernelTable(dict[str, Kernel]):
         return self.fill()[routine]
 
     def fill(self) -> KernelTable:
-        """Collects the kernels, if that has not happened yet, and returns the table itself."""
+        """Collect the kernels, if that has not happened yet, and return the table itself."""
         if not self._is_filled:
             own = self._collect()
             in_torch = collect_kernels("lapgrad._kernels.torch")
@@ -116,15 +116,15 @@ class KernelTable(dict[str, Kernel]):
 
 
 def _collect_compiled() -> dict[str, Kernel]:
-    """Returns the kernels over the compiled core; none if it is switched off, or missing (with a warning)."""
+    """Return the kernels over the compiled core; none if it is switched off, or missing (with a warning)."""
     from lapgrad._kernels import cpu
 
-    if cpu.available():
+    if cpu.is_available():
         shortcuts = cpu.list_shortcuts()
         if shortcuts and torch.version.cuda is not None:
             cpu.core.set_device_shortcuts(_list_shortcut_settings())
         return collect_kernels(cpu.__name__) | shortcuts
-    if not cpu.switched_off():
+    if not cpu.is_switched_off():
         warnings.warn(
             f"lapgrad's compiled core is not available ({cpu.UNAVAILABLE}); CPU tensors use the slower "
             f"kernels in plain PyTorch. Set LAPGRAD_CORE=off to choose them without this warning.",
@@ -135,13 +135,13 @@ def _collect_compiled() -> dict[str, Kernel]:
 
 
 def _collect_cuda() -> dict[str, Kernel]:
-    """Returns the kernels over NVIDIA's libraries; none if switched off, or missing (with a warning)."""
+    """Return the kernels over NVIDIA's libraries; none if switched off, or missing (with a warning)."""
     from lapgrad._kernels import cuda
 
-    if cuda.available():
+    if cuda.is_available():
         _CPU.fill()  # the core's shortcuts serve CUDA tensors, too
         return collect_kernels(cuda.__name__)
-    if not cuda.switched_off():
+    if not cuda.is_switched_off():
         warnings.warn(
             f"lapgrad's CUDA kernels need {' and '.join(cuda.list_missing_packages())} (pip install "
             f"'lapgrad[cuda]'); CUDA tensors use the slower kernels in plain PyTorch. Set LAPGRAD_CUDA=off "
@@ -153,7 +153,7 @@ def _collect_cuda() -> dict[str, Kernel]:
 
 
 def _list_shortcut_settings() -> dict[str, Any]:
-    """Returns the argument of the core's ``set_device_shortcuts`` (csrc/bind/device_shortcuts.cpp)."""
+    """Return the argument of the core's ``set_device_shortcuts`` (csrc/bind/device_shortcuts.cpp)."""
     from lapgrad._kernels.cuda.shortcuts.planned import run_planned
 
     return {
@@ -169,10 +169,10 @@ def _list_shortcut_settings() -> dict[str, Any]:
 
 
 def _find_cuda_shortcut(operator: str) -> tuple[Any, ...] | None:
-    """Returns the entry of an operator in the table of ``cuda.shortcuts``; None if it has none."""
+    """Return the entry of an operator in the table of ``cuda.shortcuts``; None if it has none."""
     from lapgrad._kernels import cuda
 
-    if not cuda.available():
+    if not cuda.is_available():
         return None
     from lapgrad._kernels.cuda.shortcuts.table import SHORTCUTS
 
@@ -180,7 +180,7 @@ def _find_cuda_shortcut(operator: str) -> tuple[Any, ...] | None:
 
 
 def _run_on_its_device(kernel: Kernel) -> Kernel:
-    """Returns a kernel in plain PyTorch that runs on the device of its operands, and in its CUDA context."""
+    """Return a kernel in plain PyTorch that runs on the device of its operands, and in its CUDA context."""
     from lapgrad._kernels import cuda
 
     return cuda.on_its_device(kernel)

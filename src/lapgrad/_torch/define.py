@@ -5,11 +5,11 @@ vmap rule and an Autograd kernel of its own. torch.compile, torch.export, torch.
 subclasses use this registration.
 
 The dispatcher costs several microseconds per call, which for a 4x4 matrix is more than the mathematics. So
-every operator also has front doors that check whether the call is a plain eager one, and then run the kernel
+every operator also has a fast path: it checks whether the call is a plain eager one, and then runs the kernel
 directly, or a ``torch.autograd.Function`` around it when gradients are recorded.
 
-Formulas are written in terms of other operators of this library, through their front doors, and therefore
-have derivatives themselves. There are two kinds of operators:
+Formulas are written in terms of other operators of this library, which try their fast paths first, and
+therefore have derivatives themselves. There are two kinds of operators:
 
 ``define``
     kernel, vjp and jvp are given. Derivatives of any order follow from those of the operators in the
@@ -198,7 +198,7 @@ def define(
     if overwriting is None:
         return Operator(call, call, call, dispatched)
     several_results = schema.partition("->")[2].count("Tensor") > 1
-    overwrite, consume = _make_overwriting_doors(name, call, formulas, overwriting, several_results)
+    overwrite, consume = _make_overwriting_functions(name, call, formulas, overwriting, several_results)
     return Operator(call, overwrite, consume, dispatched)
 
 
@@ -326,7 +326,7 @@ def _make_saving_function(formulas: Formulas) -> Callable[..., None]:
     return save
 
 
-def _make_overwriting_doors(
+def _make_overwriting_functions(
     name: str,
     call: Callable[..., Any],
     formulas: Formulas,

@@ -103,7 +103,7 @@ def make_refusal_of_sparse(name: str) -> Callable[..., Any]:
 
 
 def check_same_kind(operator: str, **tensors: Tensor) -> None:
-    """Raises unless all arguments have one dtype and one device."""
+    """Raise unless all arguments have one dtype and one device."""
     first, *others = tensors.values()
     for other in others:
         if other.dtype is not first.dtype:
@@ -113,7 +113,7 @@ def check_same_kind(operator: str, **tensors: Tensor) -> None:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
-    """The shape that all shapes broadcast to; raises RuntimeError if there is none.
+    """Return the shape that all shapes broadcast to; raises RuntimeError if there is none.
 
     The first call of torch's function imports sympy, which takes half a second.
     """
@@ -149,7 +149,7 @@ def is_shared(A: Tensor) -> bool:
 
 
 def allocate_like(like: Tensor) -> Tensor:
-    """An uninitialised contiguous tensor with the shape of ``like``, never a view."""
+    """Return an uninitialised contiguous tensor with the shape of ``like``, never a view."""
     # Naming the memory format costs a quarter of a microsecond: only where it matters.
     if like.is_contiguous():
         return use_huge_pages(torch.empty_like(like))
@@ -157,7 +157,7 @@ def allocate_like(like: Tensor) -> Tensor:
 
 
 def allocate_matrix(like: Tensor, rows: int, columns: int) -> Tensor:
-    """An uninitialised contiguous tensor (*batch of ``like``, rows, columns)."""
+    """Return an uninitialised contiguous tensor (*batch of ``like``, rows, columns)."""
     return use_huge_pages(like.new_empty((*like.shape[:-2], rows, columns)))
 
 
@@ -172,7 +172,7 @@ def may_overlap(A: Tensor, B: Tensor) -> bool:
 
 
 def _find_end(A: Tensor) -> int:
-    """The address after the last element of ``A``."""
+    """Return the address after the last element of ``A``."""
     last = sum((size - 1) * stride for size, stride in zip(A.shape, A.stride(), strict=True))
     return A.data_ptr() + (last + 1) * A.element_size()
 

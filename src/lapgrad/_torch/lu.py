@@ -34,13 +34,13 @@ class LogDeterminant(NamedTuple):
 
 
 def lu_factor(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns LU (*batch, n, n) and pivots (*batch, n) of ``torch.linalg.lu_factor_ex``, singular or not."""
+    """Return LU (*batch, n, n) and pivots (*batch, n) of ``torch.linalg.lu_factor_ex``, singular or not."""
     factors, pivots = _call_by_item(lambda A: torch.linalg.lu_factor_ex(A)[:2], A)
     return factors, pivots
 
 
 def lu_factor_into(LU: Tensor, pivots: Tensor, A: Tensor) -> None:
-    """Writes what ``lu_factor`` returns; without a copy if LU is stored by columns, and pivots by rows."""
+    """Write what ``lu_factor`` returns; without a copy if LU is stored by columns, and pivots by rows."""
     if A.device.type == "cpu":
         factors, exchanges = lu_factor(A)
         LU.copy_(factors)
@@ -51,32 +51,32 @@ def lu_factor_into(LU: Tensor, pivots: Tensor, A: Tensor) -> None:
 
 
 def inv(A: Tensor) -> Tensor:
-    """Returns ``torch.linalg.inv(A)``."""
+    """Return ``torch.linalg.inv(A)``."""
     return _call_by_item(torch.linalg.inv, A)
 
 
 def solve(A: Tensor, B: Tensor) -> Tensor:
-    """Returns ``torch.linalg.solve(A, B)`` for matrices A (*batch, n, n) and B (*batch, n, m)."""
+    """Return ``torch.linalg.solve(A, B)`` for matrices A (*batch, n, n) and B (*batch, n, m)."""
     return _call_by_item(torch.linalg.solve, A, B)
 
 
 def det(A: Tensor) -> Tensor:
-    """Returns ``torch.linalg.det(A)``."""
+    """Return ``torch.linalg.det(A)``."""
     return _call_by_item(torch.linalg.det, A)
 
 
 def slogdet(A: Tensor) -> LogDeterminant:
-    """Returns ``torch.linalg.slogdet(A)``."""
+    """Return ``torch.linalg.slogdet(A)``."""
     return LogDeterminant(*_call_by_item(torch.linalg.slogdet, A))
 
 
 def logdet(A: Tensor) -> Tensor:
-    """Returns ``torch.logdet(A)``."""
+    """Return ``torch.logdet(A)``."""
     return _call_by_item(torch.logdet, A)
 
 
 def _call_by_item(function: Callable[..., Any], *operands: Tensor) -> Any:
-    """Returns ``function(*operands)``, computed matrix by matrix where a batch could meet the fault."""
+    """Return ``function(*operands)``, computed matrix by matrix where a batch could meet the fault."""
     A = operands[0]
     batch = broadcast_shapes(*(operand.shape[:-2] for operand in operands))
     items = math.prod(batch)

@@ -122,5 +122,5 @@ def name_precision_of_cuda() -> tuple[Any, ...] | None:
 
 
 def use_full_products(device: str) -> AbstractContextManager[None]:
-    """A context in which torch does not round products on "cuda" or "cpu", in any thread."""
+    """Return a context in which torch does not round products on "cuda" or "cpu", in any thread."""
     return (_CUDA if device == "cuda" else _CPU).switch_off()

@@ -1,6 +1,6 @@
 """Every private name of PyTorch that lapgrad touches, in one place, with the public substitute.
 
-Two things need them. The *front door* of an operator (``_torch/define.py``) asks in a few hundred nanoseconds
+Two things need them. The *fast path* of an operator (``_torch/define.py``) asks in a few hundred nanoseconds
 whether a call is a plain eager one that may skip the dispatcher. The *Autograd kernel* of an operator applies
 a ``Function`` for exactly one level of autograd and redispatches below it: that is what makes one definition
 work under torch.func, torch.compile, torch.export and forward mode alike.
@@ -69,14 +69,14 @@ _backward_number = getattr(_C, "_current_graph_task_id", None)
 
 
 def get_cuda_stream(device: int) -> int:
-    """The address of torch's current stream on a device, in 0.1 us; the public function takes 7."""
+    """Return the address of torch's current stream on a device, in 0.1 us; the public function takes 7."""
     if _raw_stream is not None:
         return int(_raw_stream(device))
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def get_cuda_device() -> int:
-    """The number of the current CUDA device; the public function asks first whether CUDA is in use."""
+    """Return the number of the current CUDA device; the public function asks first whether CUDA is in use."""
     return int(_device_number()) if _device_number is not None else torch.cuda.current_device()
 
 
@@ -185,7 +185,7 @@ def _open_library() -> ctypes.CDLL:
 
 
 def find_function(symbol: str) -> int | None:
-    """The address of a function of torch's libraries by its name there; None if it is not found."""
+    """Return the address of a function of torch's libraries by its name there; None if it is not found."""
     try:
         return ctypes.cast(getattr(_open_library(), symbol), ctypes.c_void_p).value
     except (OSError, AttributeError):
@@ -265,7 +265,7 @@ def _describe_layout(tensor: Tensor) -> dict[str, Any]:
 
 
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any]) -> None:
-    """Registers the shapes of an operator's results, as ``torch.library.register_fake`` does.
+    """Register the shapes of an operator's results, as ``torch.library.register_fake`` does.
 
     That function looks for the caller's module among all that are loaded: 15 ms of an import of lapgrad.
     """
@@ -296,8 +296,8 @@ class BackendKeys(NamedTuple):
     plain_keyset: Any
 
 
-def backend_keys(device: str) -> BackendKeys:
-    """The dispatch keys of ``device``, "cpu" or "cuda"."""
+def get_backend_keys(device: str) -> BackendKeys:
+    """Return the dispatch keys of ``device``, "cpu" or "cuda"."""
     backend, autograd = (getattr(_C.DispatchKey, prefix + device.upper()) for prefix in ("", "Autograd"))
     keyset = _C.DispatchKeySet(backend)
     plain = keyset | _C.DispatchKeySet(autograd)
@@ -318,15 +318,15 @@ def find_keys_of_composite(operator: str, device: str) -> Any:
         return None
     if not has_kernel(name, composite) or has_kernel(name, UNUSED_BACKEND):
         return None
-    return keys_of_unused_backend()
+    return get_keys_of_unused_backend()
 
 
 #: The key of a backend that no program uses.
 UNUSED_BACKEND = "VE"
 
 
-def keys_of_unused_backend() -> Any:
-    """The keys of an ordinary CPU tensor, and that of ``UNUSED_BACKEND``, whose kernels come first."""
+def get_keys_of_unused_backend() -> Any:
+    """Return the keys of an ordinary CPU tensor, and that of ``UNUSED_BACKEND``, whose kernels come first."""
     keys = _C.DispatchKeySet(_C.DispatchKey.CPU) | _C.DispatchKeySet(_C.DispatchKey.AutogradCPU)
     return keys | _C.DispatchKeySet(getattr(_C.DispatchKey, UNUSED_BACKEND))
 
@@ -423,7 +423,7 @@ if AVAILABLE:
     def make_autograd_kernel(
         dispatched: Any, apply: Callable[..., Any], instead: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
-        """The kernel of ``dispatched`` for the Autograd key.
+        """Return the kernel of ``dispatched`` for the Autograd key.
 
         It runs ``apply(below, *arguments)``, where ``below`` redispatches under autograd with the gradient
         modes of the caller: the levels of torch.func further down need them.

@@ -13,12 +13,12 @@ from lapgrad._torch.pages import use_huge_pages
 
 
 def allocate_column_major(like: Tensor, rows: int, columns: int) -> Tensor:
-    """An uninitialised tensor (*batch of ``like``, rows, columns) whose matrices are column-major."""
+    """Return an uninitialised tensor (*batch of ``like``, rows, columns) whose matrices are column-major."""
     return allocate_column_major_batch(like, like.shape[:-2], rows, columns)
 
 
 def allocate_column_major_batch(like: Tensor, batch: Sequence[int], rows: int, columns: int) -> Tensor:
-    """The same with leading dimensions ``batch``."""
+    """Return the same with leading dimensions ``batch``."""
     if not batch:
         new = torch.empty_strided((rows, columns), (1, max(rows, 1)), dtype=like.dtype, device=like.device)
         return use_huge_pages(new)

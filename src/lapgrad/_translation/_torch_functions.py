@@ -116,7 +116,7 @@ def describe_function(operator: str, records: bool) -> dict[str, Any] | None:
 
 
 def make_call(operator: str) -> Any:
-    """Returns a function that calls torch's kernel of a CPU, or None where the kernel is not found.
+    """Return a function that calls torch's kernel of a CPU, or None where the kernel is not found.
 
     The function takes whether other threads of Python should run meanwhile, and then the arguments of the
     operator, with ordinary tensors. It returns None for arguments that it does not serve.
@@ -138,7 +138,7 @@ def find_bypass(operator: str, device: str) -> Any:
     keys = _torch_private.find_keys_of_composite(operator, device)
     if keys is not None or operator != "linalg_solve_triangular" or device != "cpu":
         return keys
-    return _torch_private.keys_of_unused_backend() if _register_solve_triangular() else None
+    return _torch_private.get_keys_of_unused_backend() if _register_solve_triangular() else None
 
 
 def _register_solve_triangular() -> bool:

@@ -17,12 +17,12 @@ def find_kernel(operator: str, device: str) -> Any:
 
     The answer is kept: it must be asked for before an override is installed.
     """
-    return torch.library.get_kernel(f"aten::{operator}", _torch_private.backend_keys(device).backend)
+    return torch.library.get_kernel(f"aten::{operator}", _torch_private.get_backend_keys(device).backend)
 
 
 @functools.cache
 def _get_keyset(device: str) -> Any:
-    return _torch_private.backend_keys(device).keyset
+    return _torch_private.get_backend_keys(device).keyset
 
 
 def run_torch(operator: str, *arguments: Any, **options: Any) -> Any:

@@ -23,7 +23,7 @@ _take_status = make_shortcut("status_of_success")
 def compute_cholesky_ex(
     A: Tensor, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The factor, column-major, and info; those of torch where a matrix is not positive definite."""
+    """Return the factor, column-major, and info; those of torch where a matrix is not positive definite."""
     L, info = _factor(A, upper)
     if check_errors:
         _torch_private.check_status(info, "linalg.cholesky_ex", A.dim() == 2)
@@ -54,7 +54,7 @@ def record_cholesky_ex_eagerly(
 
 
 def compute_cholesky(A: Tensor, upper: bool = False) -> Tensor:
-    """The factor, column-major; raises torch's error where a matrix is not positive definite."""
+    """Return the factor, column-major; raises torch's error where a matrix is not positive definite."""
     L, info = _factor(A, upper)
     _torch_private.check_status(info, "cholesky", A.dim() == 2)
     return L

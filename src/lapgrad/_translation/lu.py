@@ -67,7 +67,7 @@ def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = 
 
 
 def compute_inv_ex(A: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    """The inverse, column-major, and info; for a singular matrix both are torch's."""
+    """Return the inverse, column-major, and info; for a singular matrix both are torch's."""
     B, info = allocate_column_major(A, *A.shape[-2:]), allocate_status(A)
     if is_served_on_device(A):
         lookup("inverse_with_status", A)(B, info, A)
@@ -89,7 +89,7 @@ def compute_lu(A: Tensor, *, pivot: bool = True) -> Factors:
 
 
 def compute_det(A: Tensor) -> Factors:
-    """The determinant, and the factors with their pivots."""
+    """Return the determinant, and the factors with their pivots."""
     if is_served_on_device(A):
         LU, pivots, _ = _allocate_factors(A)
         determinant = A.new_empty(A.shape[:-2])
@@ -176,7 +176,7 @@ def _allocate_factors(A: Tensor) -> Factors:
 
 
 def _choose_side(operator: str, A: Tensor) -> Tensor:
-    """The matrices whose factors ``operator`` of torch returns: ``A``, or its transpose."""
+    """Return the matrices whose factors ``operator`` of torch returns: ``A``, or its transpose."""
     return A.mT if _factors_transpose(operator, A) else A
 
 
@@ -196,7 +196,7 @@ def _factors_transpose_of_row_major(operator: str) -> bool:
 
 
 def _compute_sign_of_exchanges(LU: Tensor, pivots: Tensor) -> Tensor:
-    """The determinant of the permutation: -1 for an odd number of exchanges of two different rows."""
+    """Return the determinant of the permutation: -1 for an odd number of exchanges of two different rows."""
     places = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
     return 1.0 - 2.0 * ((pivots != places).sum(-1) % 2).to(LU.dtype)
 

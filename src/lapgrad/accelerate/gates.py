@@ -113,7 +113,7 @@ def make_gate(
         "direct_keys": by_torch.direct_keys,
         "is_grad_enabled": torch.is_grad_enabled,
         "forward_level": vars(torch.autograd.forward_ad),
-        "plain_keys": _torch_private.backend_keys(device).plain,
+        "plain_keys": _torch_private.get_backend_keys(device).plain,
         "has_keys": has_keys,
         "matrix": route.matrix,
         "right_side": -1 if route.right_side is None else route.right_side,

@@ -102,7 +102,7 @@ def make_backend_kernel(route: Route, device: str, judge: Judge, by_torch: Kerne
         counts: Where calls are counted.
     """
     name, operator, compute, position = route.name, route.operator, route.compute, route.matrix
-    keyset = _torch_private.backend_keys(device).keyset
+    keyset = _torch_private.get_backend_keys(device).keyset
 
     def backend(*arguments: Any, **options: Any) -> Any:
         choice = SCOPE.get() or PROCESS.current
@@ -132,7 +132,7 @@ def make_autograd_kernel(
     """
     name, operator, tensors = route.name, route.operator, route.tensors
     record, records = route.record, route.records
-    plain = _torch_private.backend_keys(device).plain
+    plain = _torch_private.get_backend_keys(device).plain
     is_plain_call = _torch_private.is_plain_call
     assert record is not None
     assert route.matrix == 0
@@ -163,7 +163,7 @@ def make_composite_kernel(device: str, backend: Kernel, by_torch: Kernel) -> Ker
         backend: The kernel for ordinary tensors.
         by_torch: torch's kernel at the same key, for transforms and modes: they see what it is composed of.
     """
-    plain = _torch_private.backend_keys(device).plain
+    plain = _torch_private.get_backend_keys(device).plain
     is_plain_call = _torch_private.is_plain_call
 
     def composite(found: Any, *arguments: Any, **options: Any) -> Any:
@@ -187,7 +187,7 @@ def make_out_kernel(route: Route, device: str, judge: Judge, by_torch: Kernel, c
     assert route.out is not None
     name, compute, position, results = route.name, route.compute, route.matrix, route.out[1]
     operator = f"{route.operator}.{route.out[0]}"
-    plain = _torch_private.backend_keys(device).plain
+    plain = _torch_private.get_backend_keys(device).plain
 
     def out(found: Any, *arguments: Any, **options: Any) -> Any:
         choice = SCOPE.get() or PROCESS.current

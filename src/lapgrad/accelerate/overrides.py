@@ -133,9 +133,9 @@ class Overrides:
         return library
 
     def _make_all(self) -> None:
-        """Makes the overrides of all routes, before the first is installed: they keep torch's kernels."""
+        """Make the overrides of all routes, before the first is installed: they keep torch's kernels."""
         table = registry.load_table()
-        for device in ("cpu", "cuda") if _cuda_in_use() else ("cpu",):
+        for device in ("cpu", "cuda") if _is_cuda_in_use() else ("cpu",):
             for route in ROUTES:
                 if device in route.devices:
                     overrides = _make_overrides(route, device, table, self.counts)
@@ -144,17 +144,17 @@ class Overrides:
                     self._made[route.operator, device] = MadeOverrides(route, is_useful, overrides)
 
 
-def _cuda_in_use() -> bool:
+def _is_cuda_in_use() -> bool:
     if not torch.cuda.is_available():
         return False
     from lapgrad._kernels import cuda as _cuda
 
-    return _cuda.available()
+    return _cuda.is_available()
 
 
 def _make_overrides(route: Route, device: str, table: dict[str, Any], counts: Counts) -> list[Override]:
     """The overrides of one route on one device. None may be installed yet: they keep torch's kernels."""
-    keys = _torch_private.backend_keys(device)
+    keys = _torch_private.get_backend_keys(device)
     judge = kernels.make_judge(route, device, table)
 
     def gate(operator: str, key: str, by_torch: TorchKernels, by_lapgrad: PythonKernels) -> Override:

@@ -44,7 +44,7 @@ NEVER = Thresholds((0,) * _MOST_BITS, (0,) * _MOST_BITS)
 
 
 def load_table() -> dict[str, Any]:
-    """The measured table as it is stored: device -> operator -> dtype -> kind -> row."""
+    """Return the measured table as it is stored: device -> operator -> dtype -> kind -> row."""
     text = resources.files("lapgrad.accelerate").joinpath("thresholds.json").read_text()
     table: dict[str, Any] = json.loads(text)
     return table
@@ -88,7 +88,7 @@ def describe() -> dict[str, str]:
 
 
 def describe_row(row: list[int]) -> str:
-    """A row in words.
+    """Return a row in words.
 
     Example:
         >>> describe_row([0, 0, 50, 50, 8, 8, 1, 1, 1, 1, 1, 1])

@@ -117,7 +117,7 @@ class Counts:
 
 
 def summarise(counts: Counts) -> Statistics:
-    """The table as it is now."""
+    """Return the table as it is now."""
     return Statistics(
         CallCount(operator, reason == TAKEN, reason, device, dtype, tuple(shape), calls)
         for (operator, reason, device, dtype, shape), calls in sorted(

@@ -200,7 +200,7 @@ class Acceleration:
         return OffScope(choice, self._overrides)
 
     def stats(self, *, reset: bool = False) -> Statistics:
-        """Returns how many calls were taken and passed on, by operator, shape and reason; prints as a table.
+        """Return how many calls were taken and passed on, by operator, shape and reason; prints as a table.
 
         Args:
             reset: Count from zero again.

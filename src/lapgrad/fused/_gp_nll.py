@@ -93,7 +93,7 @@ class _Criterion(torch.autograd.Function):
 def _evaluate(
     problem: _Problem, noise: Tensor, Y: Tensor, *tensors: Tensor, needs_gradient: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The value, and the gradients of noise, Y, scalars and features."""
+    """Return the value, and the gradients of noise, Y, scalars and features."""
     formula, (n, k) = problem.formula.replace_tensors(tensors), Y.shape
     with torch.no_grad(), without_waiting():
         noise, Y = noise.detach(), Y.detach().contiguous()
@@ -125,7 +125,7 @@ def _evaluate(
 def _differentiate_composite(
     problem: _Problem, tensors: tuple[Tensor, ...], needs: tuple[bool, ...], gs: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of the composite, recorded for autograd themselves."""
+    """Return the gradients of the composite, recorded for autograd themselves."""
     noise, Y, *rest = tensors
     value = problem.composite(problem.formula.replace_tensors(tuple(rest)), noise, Y)
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]

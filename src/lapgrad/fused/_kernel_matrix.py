@@ -33,7 +33,7 @@ class Formula(NamedTuple):
         return (*self.scalars, *self.features)
 
     def replace_tensors(self, tensors: tuple[Tensor, ...]) -> Formula:
-        """The formula with other tensors, in the order of ``tensors``."""
+        """Return the formula with other tensors, in the order of ``tensors``."""
         count = len(self.scalars)
         return Formula(self.text, tensors[:count], tensors[count:])
 

@@ -45,7 +45,7 @@ def prepare_operands(
     observation_offset: Tensor | float | None,
     diffuse: Tensor | int | None = None,
 ) -> Operands:
-    """Checks the operands of ``kalman_nll`` and brings them into the form of the registered operator."""
+    """Check the operands of ``kalman_nll``, and bring them into the form of the registered operator."""
     given = {"y": _layout.check_matrix(operator, "y", y)}
     given["A"] = _layout.check_square_matrix(operator, "A", A)
     given["B"] = _layout.check_matrix(operator, "B", B)
@@ -176,7 +176,7 @@ def _flatten_leading(tensor: Tensor, own: int, batch: Sequence[int]) -> Tensor:
 
 
 def count_series(operand: Tensor, mapped: int | None) -> int:
-    """The number of series of an operand whose dimension ``mapped``, if not None, vmap has added."""
+    """Return the number of series of an operand whose dimension ``mapped``, if not None, vmap has added."""
     return operand.shape[0] if mapped is None else operand.movedim(mapped, 0).shape[1]
 
 

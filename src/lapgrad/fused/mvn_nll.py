@@ -83,7 +83,7 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
 
 
 def _evaluate_shared(A: Tensor, Y: Tensor, lower: bool, overwrite: bool) -> Tensor:
-    """The values of several Y that share A, from one factor."""
+    """Return the values of several Y that share A, from one factor."""
     n, k = Y.shape[-2:]
     # Under tracers and transforms addresses are unknown: Y could be a view of A.
     if overwrite and (not skips_dispatcher((A, Y)) or _layout.may_overlap(A, Y)):

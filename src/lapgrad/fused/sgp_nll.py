@@ -255,7 +255,7 @@ class _Streamed(torch.autograd.Function):
 
 
 def _compute_composite(kernel: KernelFunction, jitter: float, tensors: Sequence[Tensor]) -> Tensor:
-    """The criterion from the whole kernel matrices, in differentiable operators."""
+    """Return the criterion from the whole kernel matrices, in differentiable operators."""
     Z, X, Y, noise_var, *parameters = [tensor.to(ARITHMETIC) for tensor in tensors]
     Kuu, Kuf = kernel.matrix(Z, Z, *parameters), kernel.matrix(Z, X, *parameters)
     mean = Kuu.diagonal().mean() if len(Z) else Kuu.sum()
@@ -267,7 +267,7 @@ def _compute_composite(kernel: KernelFunction, jitter: float, tensors: Sequence[
 def _differentiate_composite(
     kernel: KernelFunction, jitter: float, tensors: Sequence[Tensor], needs: Sequence[bool], gs: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of the composite, recorded for autograd themselves."""
+    """Return the gradients of the composite, recorded for autograd themselves."""
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
     value = _compute_composite(kernel, jitter, tensors)
     found = iter(torch.autograd.grad(value, wanted, gs, create_graph=True, allow_unused=True))

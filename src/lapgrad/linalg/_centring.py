@@ -15,7 +15,7 @@ from lapgrad.linalg._scale import find_unit
 
 
 def centre(X: Tensor, *, least: float = 0.0, degrees: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The means of X's columns, (X - mean) / unit, and the unit, a power of two: see ``find_unit``.
+    """Return the means of X's columns, (X - mean) / unit, and the unit, a power of two: see ``find_unit``.
 
     Args:
         X: (*batch, n, d), n > 0.

@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def find_rule(f: str, exponent: float | None, tol: float) -> Rule:
-    """The rule for a function by name; ``tol``: eigenvalues of this relative size may be zeros."""
+    """Return the rule for a function by name; ``tol``: eigenvalues of this relative size may be zeros."""
     if f == "power":
         assert exponent is not None
         return _make_power(exponent, tol)
@@ -44,7 +44,7 @@ NAMES = ("exp", "log", "sqrt", "rsqrt", "inv", "power")
 
 
 def _sort_pairs(a: Tensor) -> tuple[Tensor, Tensor]:
-    """The larger and the smaller of each pair."""
+    """Return the larger and the smaller of each pair."""
     first, second = a.unsqueeze(-1), a.unsqueeze(-2)
     return torch.maximum(first, second), torch.minimum(first, second)
 
@@ -68,7 +68,7 @@ def _divide_log1p(x: Tensor) -> Tensor:
 
 
 def _bound_zero(a: Tensor, tol: float) -> Tensor:
-    """The largest size of a zero eigenvalue after rounding, (*batch, 1)."""
+    """Return the largest size of a zero eigenvalue after rounding, (*batch, 1)."""
     if a.shape[-1] == 0:
         return a.new_zeros((*a.shape[:-1], 1))
     return tol * a.detach().abs().amax(-1, keepdim=True)
@@ -175,7 +175,7 @@ def _make_power(exponent: float, tol: float) -> Rule:
 
 
 def _make_whole_power(exponent: int) -> Rule:
-    """The rule for a whole exponent, at any eigenvalues (for a negative exponent except zero)."""
+    """Return the rule for a whole exponent, at any eigenvalues (for a negative exponent except zero)."""
 
     def differences(a: Tensor) -> Tensor:
         """a^(p-1) + a^(p-2) b + ... + b^(p-1), p = |exponent|; for a negative one divided by -(a b)^p."""
@@ -189,7 +189,7 @@ def _make_whole_power(exponent: int) -> Rule:
 
 
 def make_rule(f: Function) -> Rule:
-    """The rule for a function that maps a tensor entry by entry, with its derivative by autograd."""
+    """Return the rule for a function that maps a tensor entry by entry, with its derivative by autograd."""
 
     def derivative(x: Tensor) -> Tensor:
         if is_exporting() and _EXPORTS_FORWARD_MODE:

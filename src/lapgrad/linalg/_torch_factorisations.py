@@ -36,7 +36,7 @@ def make_named_tuple(function: str, values: Any, out: Any) -> Any:
 
 
 def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Tensor:
-    """Returns the Cholesky factor L of A = L L^T as ``torch.linalg.cholesky`` does, or R of A = R^T R.
+    """Return the Cholesky factor L of A = L L^T as ``torch.linalg.cholesky`` does, or R of A = R^T R.
 
     Args:
         A: (*batch, n, n), symmetric positive definite.
@@ -77,7 +77,7 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
 def cholesky_ex(
     A: Tensor, *, upper: bool = False, check_errors: bool = False, out: tuple[Tensor, Tensor] | None = None
 ) -> Any:
-    """Returns the named tuple (L, info) of ``torch.linalg.cholesky_ex``.
+    """Return the named tuple (L, info) of ``torch.linalg.cholesky_ex``.
 
     Args:
         A: (*batch, n, n).
@@ -115,7 +115,7 @@ def cholesky_ex(
 
 
 def eigh(A: Tensor, UPLO: str = "L", *, out: tuple[Tensor, Tensor] | None = None) -> Any:
-    """Returns the named tuple (eigenvalues, eigenvectors) of ``torch.linalg.eigh``: A = V diag(l) V^T.
+    """Return the named tuple (eigenvalues, eigenvectors) of ``torch.linalg.eigh``: A = V diag(l) V^T.
 
     Args:
         A: (*batch, n, n), symmetric.
@@ -158,7 +158,7 @@ def eigh(A: Tensor, UPLO: str = "L", *, out: tuple[Tensor, Tensor] | None = None
 
 
 def eigvalsh(A: Tensor, UPLO: str = "L", *, out: Tensor | None = None) -> Tensor:
-    """Returns the eigenvalues of a symmetric matrix, ascending: l of A = V diag(l) V^T.
+    """Return the eigenvalues of a symmetric matrix, ascending: l of A = V diag(l) V^T.
 
     Args:
         A: (*batch, n, n), symmetric.
@@ -205,7 +205,7 @@ def svd(
     driver: str | None = None,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Any:
-    """Returns the named tuple (U, S, Vh) of ``torch.linalg.svd``: A = U diag(S) Vh.
+    """Return the named tuple (U, S, Vh) of ``torch.linalg.svd``: A = U diag(S) Vh.
 
     Args:
         A: (*batch, m, n).
@@ -248,7 +248,7 @@ def svd(
 
 
 def svdvals(A: Tensor, *, driver: str | None = None, out: Tensor | None = None) -> Tensor:
-    """Returns the singular values of a matrix, descending: S of A = U diag(S) Vh.
+    """Return the singular values of a matrix, descending: S of A = U diag(S) Vh.
 
     Args:
         A: (*batch, m, n).
@@ -288,7 +288,7 @@ def svdvals(A: Tensor, *, driver: str | None = None, out: Tensor | None = None) 
 
 
 def qr(A: Tensor, mode: str = "reduced", *, out: tuple[Tensor, Tensor] | None = None) -> Any:
-    """Returns the named tuple (Q, R) of ``torch.linalg.qr``: A = Q R, R upper triangular.
+    """Return the named tuple (Q, R) of ``torch.linalg.qr``: A = Q R, R upper triangular.
 
     Args:
         A: (*batch, m, n).

@@ -32,7 +32,7 @@ def solve_triangular(
     unitriangular: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Returns X with A X = B for a triangular A, or X A = B, as ``torch.linalg.solve_triangular`` does.
+    """Return X with A X = B for a triangular A, or X A = B, as ``torch.linalg.solve_triangular`` does.
 
     Args:
         A: (*batch, n, n), triangular. The other triangle is not read.
@@ -80,7 +80,7 @@ def solve_triangular(
 
 
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Returns X = (L L^T)^-1 B, or (R^T R)^-1 B, as ``torch.cholesky_solve`` does.
+    """Return X = (L L^T)^-1 B, or (R^T R)^-1 B, as ``torch.cholesky_solve`` does.
 
     Args:
         B: (*batch, n, m).
@@ -127,7 +127,7 @@ def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False, *, out: Tensor | N
 
 
 def cholesky_inverse(L: Tensor, upper: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Returns (L L^T)^-1, or (R^T R)^-1, the inverse of a matrix from its factor: torch.cholesky_inverse.
+    """Return (L L^T)^-1, or (R^T R)^-1, the inverse of a matrix from its factor: torch.cholesky_inverse.
 
     Args:
         L: (*batch, n, n), what ``cholesky`` returns.
@@ -167,7 +167,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False, *, out: Tensor | None = Non
 
 
 def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Returns A^-1, the inverse of a square matrix, as ``torch.linalg.inv`` does.
+    """Return A^-1, the inverse of a square matrix, as ``torch.linalg.inv`` does.
 
     Args:
         A: (*batch, n, n).
@@ -208,7 +208,7 @@ def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None) -> Tensor:
-    """Returns X with A X = B, or X A = B, for a square A, as ``torch.linalg.solve`` does.
+    """Return X with A X = B, or X A = B, for a square A, as ``torch.linalg.solve`` does.
 
     Args:
         A: (*batch, n, n).
@@ -254,7 +254,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
 
 
 def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Returns det A, the determinant of a square matrix: d = det A, as ``torch.linalg.det`` does.
+    """Return det A, the determinant of a square matrix: d = det A, as ``torch.linalg.det`` does.
 
     Args:
         A: (*batch, n, n).
@@ -293,7 +293,7 @@ def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def slogdet(A: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Any:
-    """Returns the named tuple (sign, logabsdet) of ``torch.linalg.slogdet``: det A = sign exp(logabsdet).
+    """Return the named tuple (sign, logabsdet) of ``torch.linalg.slogdet``: det A = sign exp(logabsdet).
 
     Args:
         A: (*batch, n, n).
@@ -335,7 +335,7 @@ def slogdet(A: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Any:
 
 
 def logdet(A: Tensor) -> Tensor:
-    """Returns log det A as ``torch.logdet`` does: l = log(det A), NaN where the determinant is negative.
+    """Return log det A as ``torch.logdet`` does: l = log(det A), NaN where the determinant is negative.
 
     Args:
         A: (*batch, n, n).

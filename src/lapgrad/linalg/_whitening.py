@@ -16,7 +16,7 @@ from lapgrad.ops.trsm import trsm
 
 
 def check_options(function: str, k: int | None, largest: int, bound: str, regularisation: float) -> None:
-    """Raises if there are no ``k`` directions, or if the regularisation is negative."""
+    """Raise if there are no ``k`` directions, or if the regularisation is negative."""
     if k is not None and not 1 <= k <= largest:
         raise _exceptions.OptionError(
             f"{function}: k must be between 1 and {bound}, which is {largest}, got {k}."
@@ -26,7 +26,7 @@ def check_options(function: str, k: int | None, largest: int, bound: str, regula
 
 
 def check_rows(function: str, argument: str, degrees: int, columns: int, regularisation: float) -> None:
-    """Raises if a covariance without regularisation has fewer degrees of freedom than columns."""
+    """Raise if a covariance without regularisation has fewer degrees of freedom than columns."""
     if degrees < 1 or (degrees < columns and regularisation == 0.0):
         wanted = "give it more rows" if degrees < 1 else "give it more rows, or a regularisation > 0"
         raise _exceptions.OptionError(
@@ -59,7 +59,7 @@ def normalise(centred: Tensor, regularisation: float) -> tuple[Tensor, Tensor]:
 def factorise_covariance(
     function: str, what: str, centred: Tensor, unit: Tensor, degrees: int, regularisation: float
 ) -> Tensor:
-    """The Cholesky factor of centred^T centred / degrees + regularisation / unit^2 1."""
+    """Return the Cholesky factor of centred^T centred / degrees + regularisation / unit^2 1."""
     # In torch.jit.trace sizes are tensors, whose quotients have float32.
     covariance = syrk(centred, transpose=True, alpha=1.0 / float(degrees))
     if regularisation != 0.0 or is_compiling():

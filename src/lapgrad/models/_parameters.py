@@ -238,7 +238,7 @@ def positive(default: float | None = None) -> Any:
 
 
 def above(floor: str) -> Any:
-    """A hyper-parameter greater than the attribute ``floor`` of the module, stored as a logarithm.
+    """Return a hyper-parameter greater than the attribute ``floor`` of the module, stored as a logarithm.
 
     Example:
         >>> class Noise(ParametrisedModule):
@@ -276,7 +276,7 @@ def bounded(low: float, high: float) -> Any:
 
 
 def unbounded() -> Any:
-    """A hyper-parameter that may have any finite value, stored as it is."""
+    """Return a hyper-parameter that may have any finite value, stored as it is."""
     return Hyperparameter(lambda raw: raw, lambda value: value, lambda value: value == value, "finite")
 
 

@@ -388,7 +388,7 @@ class DeepGP(_minibatches.MinibatchModel, StoredModel):
         return model
 
     def extra_repr(self) -> str:
-        """The architecture."""
+        """Return the architecture."""
         return f"widths={self.widths}, outputs={self.outputs}"
 
     def _list_layers(self) -> list[DeepLayer]:

@@ -29,18 +29,18 @@ QUIET = "quiet"
 
 
 def check_policy(operator: str, degeneracy: str) -> None:
-    """Raises if ``degeneracy`` is not the name of a policy."""
+    """Raise if ``degeneracy`` is not the name of a policy."""
     if degeneracy not in POLICIES:
         raise _errors.unknown_option(operator, "degeneracy", degeneracy, POLICIES)
 
 
 def resolve_policy(degeneracy: str) -> str:
-    """The policy whose formula ``degeneracy`` follows."""
+    """Return the policy whose formula ``degeneracy`` follows."""
     return "mask" if degeneracy == QUIET else degeneracy
 
 
 def check_tolerance(operator: str, tol: float | None) -> None:
-    """Raises if ``tol`` is neither None nor a number >= 0."""
+    """Raise if ``tol`` is neither None nor a number >= 0."""
     if tol is not None and not tol >= 0.0:
         raise _exceptions.OptionError(f"{operator}: tol must be None or a number >= 0, got {tol!r}.")
 
@@ -68,5 +68,5 @@ def report(operator: str, degeneracy: str, ambiguous: Tensor, values: str) -> No
 
 
 def warn_once(text: str) -> None:
-    """Warns with a text that is always the same: Python then shows it once, or as its filters say."""
+    """Warn with a text that is always the same: Python then shows it once, or as its filters say."""
     warnings.warn(text, _exceptions.DegenerateSpectrumWarning, stacklevel=2)

@@ -30,7 +30,7 @@ def apply(
     overwrite: bool,
     refuse: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Checks and aligns the operands of a public call, applies alpha, and calls the operator.
+    """Check and align the operands of a public call, apply alpha, and call the operator.
 
     ``refuse`` raises on an L that the kernel would refuse; it is called before operands are overwritten.
     """

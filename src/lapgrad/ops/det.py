@@ -88,7 +88,7 @@ def _compute_cofactors(A: Tensor) -> Tensor:
 
 
 def _compute_cofactors_composite(A: Tensor) -> Tensor:
-    """The transpose of adj A, by a formula that divides by nothing that may be zero.
+    """Return the transpose of adj A, by a formula that divides by nothing that may be zero.
 
     In the singular vectors of A, held constant, A = U M V^T with M = diag(s) at the point itself. With M11
     everything but the r = 3 smallest singular values, and the Schur complement S = M22 - M21 M11^-1 M12,

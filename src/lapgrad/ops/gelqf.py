@@ -147,7 +147,7 @@ def _check_rows_later(L: Tensor, columns: int) -> Callable[[], None]:
 
 
 def _select_top(A: Tensor, rank: int) -> Tensor:
-    """The first ``rank`` rows."""
+    """Return the first ``rank`` rows."""
     return A if A.shape[-2] == rank else A[..., :rank, :]
 
 
@@ -164,7 +164,7 @@ def _fake_vjp(Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Ten
 
 
 def _solve_checked(L: Tensor, B: Tensor, transpose: bool) -> Tensor:
-    """Returns t(L)^-1 B, differentiably. Raises if L has (nearly) a zero on its diagonal."""
+    """Return t(L)^-1 B, differentiably. Raises if L has (nearly) a zero on its diagonal."""
     X: Tensor = operator_solve.call(L, B, transpose)
     return X
 

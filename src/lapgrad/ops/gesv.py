@@ -80,7 +80,7 @@ def _factorise_and_solve(A: Tensor, B: Tensor, transpose: bool) -> tuple[Tensor,
 
 
 def _fake(A: Tensor, B: Tensor, transpose: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns uninitialised X, LU (*batch, n, n) and pivots (*batch, n + 1).
+    """Return uninitialised X, LU (*batch, n, n) and pivots (*batch, n + 1).
 
     Only the kernels of one device read LU and pivots, so each has its own layout of the factors.
     """

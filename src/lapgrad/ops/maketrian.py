@@ -68,7 +68,7 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
 
 
 def _find_order(length: int) -> int:
-    """The k with k (k + 1) / 2 = length, if there is one; exact while lengths stay below 2^50.
+    """Return the k with k (k + 1) / 2 = length, if there is one; exact while lengths stay below 2^50.
 
     In floating point because ``math.isqrt`` takes no symbolic sizes.
     """

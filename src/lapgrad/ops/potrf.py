@@ -112,7 +112,7 @@ def potrf_ex(A: Tensor, *, lower: bool = True, overwrite: bool = False) -> Facto
     if not overwrite and not is_compiling() and (shortcut := find_shortcut("potrf_ex_shortcut")):
         factorisation = shortcut(A, lower)
         if factorisation is not None:
-            return tuple.__new__(Factorisation, factorisation)  # a third of the time of its own constructor
+            return tuple.__new__(Factorisation, factorisation)  # a third of the time of its constructor
     A = check_square_matrix("potrf_ex", "A", A)
     result = operator_ex.overwrite(A, lower) if overwrite else operator_ex.call(A, lower)
     return Factorisation(*result)

@@ -176,7 +176,7 @@ def _jvp(saved: Sequence[Tensor], flags: Sequence[Any], dA: Tensor) -> tuple[Ten
 
 
 def _take(A: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The entries of A at rows (*batch, m) and columns (*batch, r): (*batch, m, r)."""
+    """Return the entries of A at rows (*batch, m) and columns (*batch, r): (*batch, m, r)."""
     A = A.gather(-1, columns.unsqueeze(-2).expand(*A.shape[:-1], columns.shape[-1]))
     return A.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, A.shape[-1]))
 

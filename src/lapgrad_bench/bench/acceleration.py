@@ -247,7 +247,7 @@ def _write_table(arguments: argparse.Namespace, cases: list[Case]) -> int:
 
 
 def format_table(table: dict[str, Any]) -> str:
-    """The table as JSON, one row of thresholds per line."""
+    """Return the table as JSON, one row of thresholds per line."""
     text = json.dumps(table, indent=1)
     lines: list[str] = []
     for line in text.splitlines():
@@ -274,7 +274,7 @@ def _measure_row(arguments: argparse.Namespace, case: Case, dtype: str, kind: st
             if not _may_be_timed(case, items, n, arguments.device):
                 continue
             measured = True
-            # Once more, for longer: the noise of a machine looks like a slow call, too.
+            # Measured again for longer: noise of the machine can look like a slow call.
             if all(
                 _measure_ratio(arguments, case, items, n, dtype, kind, longer) > _MARGIN for longer in (1, 3)
             ):
@@ -326,7 +326,7 @@ def _measure_ratio(
 def _time_both(
     arguments: argparse.Namespace, case: Case, items: int, n: int, dtype: str, kind: str, longer: float
 ) -> tuple[float, float]:
-    """The seconds that lapgrad takes, and torch."""
+    """Return the seconds that lapgrad takes, and torch."""
     thunk = _make_thunk(case, items, n, getattr(torch, dtype), arguments.device, kind)
     taken = lapgrad.accelerate(only={case.name}, always=True)(thunk)
     passed_on = lapgrad.accelerate.off()(thunk)
@@ -381,7 +381,7 @@ def _check(arguments: argparse.Namespace, cases: list[Case]) -> int:
                 row = _compare(arguments, case, items, n, dtype, kind)
                 rows.append(row)
                 if row["excess_us"] > 0.0:
-                    # Once more, for longer: the noise of a machine looks like a slow call, too.
+                    # Measured again for longer: noise of the machine can look like a slow call.
                     row.update(_compare(arguments, case, items, n, dtype, kind, longer=5.0))
                 if row["excess_us"] > 0.0:
                     slower.append(row)

@@ -66,7 +66,7 @@ class TimedEngine:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Add the options of the command."""
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 4000], help="observations")
     parser.add_argument("--dimensions", type=int, default=8)
     parser.add_argument("--grid", metavar="RxC", help="rows and columns; default: as square as possible")

@@ -19,7 +19,7 @@ from lapgrad_bench.bench.watched.watchdog import PATIENCE
 from lapgrad_bench.common.option_values import make_names_parser
 from lapgrad_bench.common.resumption import UsageError
 
-PEERS_TITLE = "against whom (besides torch)"
+PEERS_TITLE = "against group (besides torch)"
 """Title of the group of options that name other libraries."""
 
 
@@ -62,16 +62,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start no case after this time; those that matter most come first "
         f"[with --quick {QUICK_BUDGET:g} for each library that lapgrad is compared with; else none]",
     )
-    whom = parser.add_argument_group(PEERS_TITLE)
-    add_peers(whom)
-    whom.add_argument(
+    group = parser.add_argument_group(PEERS_TITLE)
+    add_peers(group)
+    group.add_argument(
         "--compare",
         type=Path,
         metavar="OLD",
         help="flag what got more than 15 %% slower, counted in products of matrices, than in this results "
         "file (exit code 1); the cases of the file are measured unless others are asked for",
     )
-    whom.add_argument(
+    group.add_argument(
         "--with", type=Path, dest="with_file", metavar="NEW", help="with --compare: this file, nothing is run"
     )
     add_give_up(parser, PATIENCE, "Large cases have more: the time of their flops at 1 Gflop/s. ")
@@ -96,9 +96,9 @@ def check_common_options(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--peer: {', '.join(names)}: each library can be named once")
 
 
-def add_peers(whom: Any) -> None:
+def add_peers(group: Any) -> None:
     """Add --peer and --peer-timeout to a group of a parser (argparse has no public name for its type)."""
-    whom.add_argument(
+    group.add_argument(
         "--peer",
         type=make_peer_parser(LIBRARIES),
         action="append",
@@ -106,7 +106,7 @@ def add_peers(whom: Any) -> None:
         metavar="NAME[=PYTHON]",
         help=f"{', '.join(LIBRARIES)}: with the Python that has it (jax=/path/to/python), or this one",
     )
-    whom.add_argument(
+    group.add_argument(
         "--peer-timeout",
         type=parse_positive,
         default=TIMEOUT,

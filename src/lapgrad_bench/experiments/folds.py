@@ -136,8 +136,8 @@ def split_rows(n: int, fold: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def learn_fold(
-    which: Fold,
-    how: LearningOptions,
+    fold: Fold,
+    options: LearningOptions,
     data: tuple[Tensor, Tensor],
     device: str,
     checkpoints: Path,
@@ -149,8 +149,8 @@ def learn_fold(
     The parameters that are tested are those of the step of Adam with the least criterion.
 
     Args:
-        which: The fold.
-        how: How to learn.
+        fold: The fold.
+        options: How to learn.
         data: All inputs (n, d) and targets (n,).
         device: Where to compute.
         checkpoints: The folder of checkpoints. If there is one of this fold, training continues from it.
@@ -162,11 +162,11 @@ def learn_fold(
         FitError: The criterion cannot be evaluated.
         FileFormatError: The checkpoint does not belong to this fold.
     """
-    how = how.adapt_to_task(which.dataset)
-    X, y = (values.to(DTYPES[how.dtype]) for values in data)
-    train, test = split_rows(len(X), which.fold, how.seed)
-    model = make_model(X[train], y[train], which, how).to(device)
-    run = _Run(which, how, model, checkpoints / which.file, report, stop)
+    options = options.adapt_to_task(fold.dataset)
+    X, y = (values.to(DTYPES[options.dtype]) for values in data)
+    train, test = split_rows(len(X), fold.fold, options.seed)
+    model = make_model(X[train], y[train], fold, options).to(device)
+    run = _Run(fold, options, model, checkpoints / fold.file, report, stop)
     with warnings.catch_warnings():
         # Jitter that matrices needed during training does not matter; that of the last one is in the row.
         warnings.simplefilter("ignore", _exceptions.JitterWarning)
@@ -174,8 +174,8 @@ def learn_fold(
         figures = test_model(run.model, X[test].to(device), y[test].to(device))
     run.checkpoint.unlink(missing_ok=True)
     return {
-        **dataclasses.asdict(which),
-        **dataclasses.asdict(how),
+        **dataclasses.asdict(fold),
+        **dataclasses.asdict(options),
         **figures,
         "seconds": run.seconds,
         "seconds_per_step": run.seconds / run.done,
@@ -186,7 +186,7 @@ def learn_fold(
     }
 
 
-def make_model(X: Tensor, y: Tensor, which: Fold, how: LearningOptions) -> SparseGPRegression:
+def make_model(X: Tensor, y: Tensor, fold: Fold, options: LearningOptions) -> SparseGPRegression:
     """Return the model before training, on the CPU, so that it is the same for every device.
 
     Columns of the training data are scaled to mean 0 and variance 1. Inducing inputs are rows of the data
@@ -194,15 +194,15 @@ def make_model(X: Tensor, y: Tensor, which: Fold, how: LearningOptions) -> Spars
     d dimensions; the noise is a tenth of the variance. All parameters but the inducing inputs and the mean
     are learned as logarithms.
     """
-    jitter = how.adapt_to_task(which.dataset).jitter or 0.0
+    jitter = options.adapt_to_task(fold.dataset).jitter or 0.0
     return SparseGPRegression(
         X,
         y,
-        inducing=which.inducing,
-        init=how.init,
+        inducing=fold.inducing,
+        init=options.init,
         normalise=True,
         jitter=jitter,
-        generator=how.seed + which.fold,
+        generator=options.seed + fold.fold,
     )
 
 
@@ -259,14 +259,14 @@ class _Run:
 
     def __init__(
         self,
-        which: Fold,
-        how: LearningOptions,
+        fold: Fold,
+        options: LearningOptions,
         model: SparseGPRegression,
         checkpoint: Path,
         report: Report,
         stop: Stop,
     ) -> None:
-        self.which, self.how, self.model, self.checkpoint = which, how, model, checkpoint
+        self.fold, self.options, self.model, self.checkpoint = fold, options, model, checkpoint
         self.report, self.stop = report, stop
         self.state: dict[str, Any] = {}
         self.done, self.seconds, self.finished = 0, 0.0, False
@@ -281,13 +281,13 @@ class _Run:
             Interrupted: ``stop`` returned True.
         """
         began = time.perf_counter() - self.seconds
-        fit = self._fit_with_adam if self.how.optimizer == "adam" else self._fit_with_lbfgs
-        while self.done < self.how.steps and not self.finished:
+        fit = self._fit_with_adam if self.options.optimizer == "adam" else self._fit_with_lbfgs
+        while self.done < self.options.steps and not self.finished:
             interrupted = fit(lambda: time.perf_counter() - began)
             self._save(time.perf_counter() - began)
             if interrupted:
                 raise Interrupted
-        if self.how.optimizer == "adam":
+        if self.options.optimizer == "adam":
             self.best.restore()
 
     def _fit_with_adam(self, read_clock: Callable[[], float]) -> bool:
@@ -308,8 +308,8 @@ class _Run:
         try:
             self.model.fit(
                 "adam",
-                steps=self.how.steps,
-                lr=self.how.compute_rate,
+                steps=self.options.steps,
+                lr=self.options.compute_rate,
                 tolerance=0.0,
                 callback=handle_step,
                 resume=self.state or None,
@@ -326,7 +326,7 @@ class _Run:
         """
         before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         every, stopped = KEPT_EVERY["lbfgs"], False
-        until = min(self.how.steps, (self.done // every + 1) * every)
+        until = min(self.options.steps, (self.done // every + 1) * every)
 
         def handle_move(step: int, loss: float) -> bool:
             nonlocal stopped
@@ -335,7 +335,7 @@ class _Run:
             return stopped
 
         result = self.model.fit(
-            "lbfgs", steps=until - self.done, lr=self.how.lr, tolerance=0.0, callback=handle_move
+            "lbfgs", steps=until - self.done, lr=self.options.lr, tolerance=0.0, callback=handle_move
         )
         if stopped:
             self.model.load_state_dict(before, strict=False)
@@ -398,6 +398,6 @@ class _Run:
         )
 
     def _collect_options(self) -> dict[str, Any]:
-        options = {**dataclasses.asdict(self.which), **dataclasses.asdict(self.how)}
-        chosen = {name: value for name, value in options.items() if value is not None}
+        entries = {**dataclasses.asdict(self.fold), **dataclasses.asdict(self.options)}
+        chosen = {name: value for name, value in entries.items() if value is not None}
         return {**chosen, "rows": len(self.model.X)}

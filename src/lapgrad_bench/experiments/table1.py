@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise _exceptions.DeviceError("--device cuda: torch finds no GPU.")
     if arguments.lr_end is not None and arguments.optimizer != "adam":
         raise _exceptions.OptionError("--lr-end is Adam's: L-BFGS finds the length of its steps itself.")
-    how = LearningOptions(
+    options = LearningOptions(
         optimizer=arguments.optimizer,
         steps=arguments.steps,
         lr=arguments.lr or _LR[arguments.optimizer],
@@ -105,21 +105,21 @@ def run(arguments: argparse.Namespace) -> int:
         for name in arguments.datasets
     ]
     results = load_or_start(
-        NAME, output, arguments.resume, lambda row: vars(how.adapt_to_task(row["dataset"]))
+        NAME, output, arguments.resume, lambda row: vars(options.adapt_to_task(row["dataset"]))
     )
     results.command = getattr(arguments, "command_line", "")
     present = {_read_fold(row) for row in results.rows}
     threads = arguments.threads or torch.get_num_threads()
     work = Work(
         tuple(fold for fold in wanted if fold not in present),
-        how,
+        options,
         arguments.data_dir,
         arguments.device,
         output.with_name(f"{output.name}.checkpoints"),
         max(1, threads // min(arguments.workers, max(1, len(wanted)))),
     )
     run = _Run(
-        results, output, {fold: _estimate_cost(fold, sizes[fold.dataset]) for fold in wanted}, how.steps
+        results, output, {fold: _estimate_cost(fold, sizes[fold.dataset]) for fold in wanted}, options.steps
     )
     with catch_stop_signals() as request:
         run.learn(work, arguments.workers, present, request)

@@ -65,7 +65,7 @@ class Work:
 
     Attributes:
         folds: In the order in which they are started.
-        how: How each is learned.
+        options: How each is learned.
         data_dir: The folder of the data files.
         device: "cpu" or "cuda".
         checkpoints: The folder of checkpoints.
@@ -73,7 +73,7 @@ class Work:
     """
 
     folds: tuple[Fold, ...]
-    how: LearningOptions
+    options: LearningOptions
     data_dir: Path | None
     device: str
     checkpoints: Path
@@ -138,7 +138,7 @@ def _learn_one(
 
     handle(Progress(fold, 0, None))
     try:
-        row = folds.learn_fold(fold, work.how, data, work.device, work.checkpoints, report, stop)
+        row = folds.learn_fold(fold, work.options, data, work.device, work.checkpoints, report, stop)
     except (_exceptions.LapgradError, _exceptions.TORCH_LINALG_ERROR, torch.OutOfMemoryError) as error:
         handle(Failed(fold, f"{type(error).__name__}: {error}"))
     else:

@@ -24,7 +24,7 @@ def hang(*inputs):
 
 
 def crash(*inputs):
-    """Reads from address 0."""
+    """Read from address 0."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.string_at(0)
 

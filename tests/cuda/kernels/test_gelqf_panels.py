@@ -12,7 +12,7 @@ from singular_values import draw_normal
 from stand_ins import replace_gpu
 from torch import Tensor
 
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 
@@ -20,7 +20,7 @@ Run = Callable[..., tuple[Tensor, Tensor, tuple[int, int] | None]]
 
 
 def run_emulated(A: Tensor) -> tuple[Tensor, Tensor, tuple[int, int] | None]:
-    if not available():
+    if not is_available():
         pytest.skip("products of panels are launched by the compiled core")
     with replace_gpu():
         return run_on_device_of(A)
@@ -95,7 +95,7 @@ def test_first_row_that_is_not_finite(run: Run) -> None:
     assert failure == (1, 38)
 
 
-@pytest.mark.skipif(not available(), reason="products of panels are launched by the compiled core")
+@pytest.mark.skipif(not is_available(), reason="products of panels are launched by the compiled core")
 def test_batches_as_the_operator_hands_them_over() -> None:
     A = draw_normal(4, 40, 70).view(2, 2, 40, 70)
     Q, L = (

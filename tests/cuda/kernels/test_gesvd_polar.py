@@ -176,7 +176,7 @@ def test_the_numbers_that_are_added() -> None:
     assert float(values[-1]) > 0.3 * (math.sqrt(80) - math.sqrt(60))
 
 
-@pytest.mark.skipif(not (torch.cuda.is_available() and _cuda.available()), reason="no CUDA device")
+@pytest.mark.skipif(not (torch.cuda.is_available() and _cuda.is_available()), reason="no CUDA device")
 @pytest.mark.parametrize(("m", "n"), [(130, 130), (140, 200), (600, 150)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_on_a_device(m: int, n: int, dtype: torch.dtype) -> None:

@@ -118,7 +118,7 @@ def test_nothing_is_read_while_a_graph_is_captured(
     assert eigenvalues[1].isnan().all()
 
 
-@pytest.mark.skipif(not (torch.cuda.is_available() and _cuda.available()), reason="no CUDA device")
+@pytest.mark.skipif(not (torch.cuda.is_available() and _cuda.is_available()), reason="no CUDA device")
 @pytest.mark.parametrize("n", [65, 128])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_on_a_device(monkeypatch: pytest.MonkeyPatch, n: int, dtype: torch.dtype) -> None:

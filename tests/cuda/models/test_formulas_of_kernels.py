@@ -17,7 +17,7 @@ from torch import Tensor
 
 import lapgrad
 from lapgrad._kernels import table as _kernels
-from lapgrad._kernels.cpu import available
+from lapgrad._kernels.cpu import is_available
 from lapgrad._kernels.cuda import thresholds as _thresholds
 from lapgrad._kernels.cuda.runtime import stream as _stream
 from lapgrad.fused import _kernel_matrix
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++ to emulate kernels"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-ins take the place of real libraries"),
-    pytest.mark.skipif(not available(), reason="the algorithms are in the compiled core"),
+    pytest.mark.skipif(not is_available(), reason="the algorithms are in the compiled core"),
 ]
 
 DOUBLE = torch.float64

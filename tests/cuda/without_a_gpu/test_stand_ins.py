@@ -10,13 +10,13 @@ import pytest
 import stand_ins
 import torch
 
-from lapgrad._kernels.cpu import available, core
+from lapgrad._kernels.cpu import core, is_available
 from lapgrad._kernels.cuda.runtime import libraries as _libraries
 from lapgrad._kernels.cuda.small import gelqf_panels as _gelqf_panels
 
 pytestmark = [
     pytest.mark.cpu,
-    pytest.mark.skipif(not available(), reason="the functions are bound to the compiled core"),
+    pytest.mark.skipif(not is_available(), reason="the functions are bound to the compiled core"),
 ]
 
 _ADDRESS = ctypes.c_void_p

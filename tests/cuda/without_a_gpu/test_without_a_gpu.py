@@ -32,7 +32,7 @@ for name in ("cuda", "cuda.core", "cuda.bindings", "nvmath"):
     sys.modules[name] = None
 import lapgrad, lapgrad.linalg, lapgrad.fused, torch
 from lapgrad._kernels import cuda as _cuda
-print(_cuda.available(), float(lapgrad.potrf(torch.eye(2)).sum()))
+print(_cuda.is_available(), float(lapgrad.potrf(torch.eye(2)).sum()))
 """
     assert get_output(code).split() == ["False", "2.0"]
 
@@ -43,7 +43,7 @@ import sys, torch
 by_torch = set(sys.modules)
 import lapgrad
 from lapgrad._kernels import cuda as _cuda
-_cuda.available()
+_cuda.is_available()
 print([name for name in ("cuda.core", "cuda.bindings", "nvmath") if name in set(sys.modules) - by_torch])
 """
     assert get_output(code).strip() == "[]"
@@ -72,7 +72,7 @@ def test_switched_off_is_silent(table: _kernels.KernelTable, monkeypatch: pytest
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert table["potrf"] is _fallback.potrf
-    assert not _cuda.available()
+    assert not _cuda.is_available()
 
 
 def test_routines_are_replaced_name_by_name(table: _kernels.KernelTable) -> None:

@@ -30,7 +30,7 @@ SHAPES = [
 ]
 
 pytestmark = [
-    pytest.mark.skipif(not _cpu.available(), reason="needs the core"),
+    pytest.mark.skipif(not _cpu.is_available(), reason="needs the core"),
     pytest.mark.skipif(DEVICE.type != "cpu", reason="a kernel of the CPU"),
 ]
 

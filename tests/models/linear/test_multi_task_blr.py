@@ -35,7 +35,7 @@ def bottleneck() -> nn.Module:
 
 
 def make_single(model: MultiTaskBLR, task: int) -> BayesianLinearRegression:
-    """The regression of one task, with its variances."""
+    """Return the regression of one task, with its variances."""
     alone = BayesianLinearRegression(
         *model.data(task), model.features, bias=model.bias, method=model.method, normalise=False
     )

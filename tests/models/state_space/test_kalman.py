@@ -277,7 +277,7 @@ def test_nothing_observed() -> None:
 
 
 def make_singular_problem() -> Operands:
-    """An autoregression seen without noise: A is singular, and so are Q, R and all covariances."""
+    """Return an autoregression seen without noise: A is singular, and so are Q, R and all covariances."""
     double = torch.float64
     A = torch.tensor([[0.5, 0.0], [1.0, 0.0]], dtype=double, device=DEVICE)
     y = torch.tensor([[0.3], [1.0], [-0.5], [0.8]], dtype=double, device=DEVICE)

@@ -42,7 +42,7 @@ DOUBLE = torch.float64
 
 
 def series(length: int = 24, seed: int = 0) -> Tensor:
-    """A trend, a season of 4 and noise; two observations are missing."""
+    """Return a trend, a season of 4 and noise; two observations are missing."""
     generator = torch.Generator().manual_seed(seed)
     t = torch.arange(length, dtype=DOUBLE, device=DEVICE)
     y = (
@@ -81,7 +81,7 @@ def component(request: pytest.FixtureRequest) -> Component:
 
 
 def joint(model: LinearGaussianSSM, y: Tensor, times: int | None = None) -> JointGaussian:
-    """The same model as one normal vector, of a series (T,)."""
+    """Return the same model as one normal vector, of a series (T,)."""
     times = len(y) if times is None else times
     block, R = model.matrices(times)
     y = torch.nn.functional.pad(y[:, None], (0, 0, 0, times - len(y)), value=torch.nan)

@@ -43,7 +43,7 @@ def make_model(component: Component, *, times: int = 50) -> LinearGaussianSSM:
 
 
 def make_evaluation(model: LinearGaussianSSM) -> tuple[likelihood.SeriesEvaluation, list[torch.nn.Parameter]]:
-    if not _cpu.available():
+    if not _cpu.is_available():
         pytest.skip("without the core, fits do not use these evaluations")
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     numbers = starts.describe_numbers(list_descriptors(model), learned)

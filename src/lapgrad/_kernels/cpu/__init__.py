@@ -4,14 +4,14 @@ Routines that gain nothing from compiled code have no kernel here: the table tak
 """
 
 from lapgrad._kernels.cpu._shortcuts import list_shortcuts
-from lapgrad._kernels.native import ISA_VARIANTS, UNAVAILABLE, available, core, describe, switched_off
+from lapgrad._kernels.native import ISA_VARIANTS, UNAVAILABLE, core, describe, is_available, is_switched_off
 
 __all__ = [
     "ISA_VARIANTS",
     "UNAVAILABLE",
-    "available",
     "core",
     "describe",
+    "is_available",
+    "is_switched_off",
     "list_shortcuts",
-    "switched_off",
 ]

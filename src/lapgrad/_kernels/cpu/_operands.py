@@ -67,7 +67,7 @@ def describe_operand(tensor: Tensor) -> Operand:
 
 
 def hand_over(tensor: Tensor, flipped: bool) -> tuple[Tensor, Operand]:
-    """A readable tensor and its operand, transposed if ``flipped``.
+    """Return a readable tensor and its operand, transposed if ``flipped``.
 
     This is one function, because each Python call takes noticeable time for a small matrix. The tensor, which
     may be a copy, must outlive the call of the core.

@@ -31,7 +31,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Returns whether all n eigenvectors and eigenvalues have a cotangent, or the matrices are small.
+    """Return whether all n eigenvectors and eigenvalues have a cotangent, or the matrices are small.
 
     For the last k of larger matrices the gradient is three products, which torch computes as fast.
     """

@@ -5,7 +5,7 @@ Importing this package needs no NVIDIA package and no device: they are loaded wh
 Routines that gain nothing from own code have no kernel here: the table takes that of ``_kernels.torch``.
 """
 
-from lapgrad._kernels.cuda.runtime.availability import available, list_missing_packages, switched_off
+from lapgrad._kernels.cuda.runtime.availability import is_available, is_switched_off, list_missing_packages
 from lapgrad._kernels.cuda.runtime.stream import on_its_device
 
-__all__ = ["available", "list_missing_packages", "on_its_device", "switched_off"]
+__all__ = ["is_available", "is_switched_off", "list_missing_packages", "on_its_device"]

@@ -191,7 +191,7 @@ def _decompose_batch(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -
 
 
 def _decompose_part(values: Tensor, vectors: tuple[Tensor, Tensor] | None, A: Tensor) -> Tensor:
-    """Fills values (items, k) and vectors (U, V). Returns an int32 per item: 0, or the code of a failure."""
+    """Fill values (items, k) and vectors (U, V); return an int32 per item: 0, or the code of a failure."""
     tall = A.shape[-2] > A.shape[-1]
     largest = torch.linalg.vector_norm(A, math.inf, dim=(-2, -1))
     finite = largest.isfinite()
@@ -286,7 +286,7 @@ def _decompose_by_polar(L: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def _compute_polar_factor(A: Tensor) -> Tensor | None:
-    """The orthogonal P of A = P H; None when A is singular to working precision."""
+    """Return the orthogonal P of A = P H; None when A is singular to working precision."""
     n = A.shape[0]
     eps = torch.finfo(A.dtype).eps
     identity = torch.eye(n, dtype=A.dtype, device=A.device)

@@ -43,7 +43,7 @@ def kernel_matrix(
 def kernel_matrix_vjp(
     F: Tensor, formula: str, scalars: Tensor, G: Tensor | None, gK: Tensor, is_symmetric: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of <gK, k(F, G)> for the scalars (p,) and for F (n, d).
+    """Return the gradients of <gK, k(F, G)> for the scalars (p,) and for F (n, d).
 
     G None: that of F is for rows and columns together, in one pass if gK ``is_symmetric``, else in two.
     """

@@ -52,7 +52,7 @@ def _is_faster_alone(A: Tensor) -> bool:
 
 
 def serves_syevd_vjp(U: Tensor, gU: Tensor | None, slope: Tensor | None) -> bool:
-    """Returns whether kernels compute this gradient: if cotangents of all rows are given, or U is not large.
+    """Return whether kernels compute this gradient: if cotangents of all rows are given, or U is not large.
 
     Else it is a few products with the last rows only, which the operator composes.
     """

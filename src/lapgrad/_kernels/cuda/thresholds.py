@@ -165,7 +165,7 @@ def factorises_by_blocks(items: int, n: int) -> bool:
 
 
 def choose_potrf_block(items: int) -> int:
-    """The order of the diagonal blocks of a batched Cholesky factorisation."""
+    """Return the order of the diagonal blocks of a batched Cholesky factorisation."""
     return POTRF_BLOCK if items <= POTRF_MANY else POTRF_BLOCK_OF_MANY
 
 
@@ -194,7 +194,7 @@ def choose_inverse_block(n: int) -> int:
 
 
 def choose_product_cut(terms: int) -> int:
-    """The order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
+    """Return the order down to which a triangle of a product is halved, for sums of ``terms`` terms."""
     return PRODUCT_CUT // 2 if terms >= LONG_SUM else PRODUCT_CUT
 
 

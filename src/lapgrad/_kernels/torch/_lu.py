@@ -23,7 +23,7 @@ def find_status(LU: Tensor, A: Tensor | None = None) -> Tensor:
 
 
 def _find_first(mark: Tensor) -> Tensor:
-    """The number (from 1) of the first mark in each row, 0 where there is none."""
+    """Return the number (from 1) of the first mark in each row, 0 where there is none."""
     n = mark.shape[-1]
     if n == 0:
         return mark.new_zeros(mark.shape[:-1], dtype=torch.int32)
@@ -32,7 +32,7 @@ def _find_first(mark: Tensor) -> Tensor:
 
 
 def find_first_failure(failed: Tensor, status: Tensor) -> tuple[int, int] | None:
-    """The first item that failed, and its status."""
+    """Return the first item that failed, and its status."""
     if not may_read(failed) or not failed.any():
         return None
     item = int(failed.flatten().to(torch.uint8).argmax())
@@ -40,7 +40,7 @@ def find_first_failure(failed: Tensor, status: Tensor) -> tuple[int, int] | None
 
 
 def factorise(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of A; also written, transposed, to LU and pivots unless those are empty."""
+    """Return the factors of A; also written, transposed, to LU and pivots unless those are empty."""
     factors, exchanges = _torch_lu.lu_factor(A)
     if LU.numel():
         LU.copy_(factors.mT)
@@ -49,7 +49,7 @@ def factorise(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def get_factors(A: Tensor, LU: Tensor, pivots: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of A, from LU and pivots if they were kept there."""
+    """Return the factors of A, from LU and pivots if they were kept there."""
     if LU.numel() or not A.numel():
         return LU.mT, pivots
     return _torch_lu.lu_factor(A)

@@ -43,7 +43,7 @@ def gesv_factored(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: b
 
 
 def _choose_range_exponent(A: Tensor) -> Tensor:
-    """Returns an exponent of two per item, (*batch): 0 unless entries are near the ends of the range."""
+    """Return an exponent of two per item, (*batch): 0 unless entries are near the ends of the range."""
     if not A.numel():
         return torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
     largest, limit = A.abs().amax((-2, -1)), torch.finfo(A.dtype).max / 2.0**_EXPONENT

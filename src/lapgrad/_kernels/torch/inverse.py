@@ -33,7 +33,7 @@ def inverse(B: Tensor, A: Tensor) -> tuple[int, int] | None:
 
 
 def _invert(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns A^-1 and its status: that of the factorisation, or n + 1 where the inverse is not finite."""
+    """Return A^-1 and its status: that of the factorisation, or n + 1 where the inverse is not finite."""
     n = A.shape[-1]
     LU, pivots = _torch_lu.lu_factor(A)
     status = find_status(LU, A)
@@ -43,14 +43,14 @@ def _invert(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _overflows(X: Tensor) -> Tensor:
-    """Returns for each item whether it has an entry that is not finite, without a matrix of truth values."""
+    """Return for each item whether it has an entry that is not finite, without a matrix of truth values."""
     if not X.numel():
         return X.new_zeros(X.shape[:-2], dtype=torch.bool)
     return ~torch.linalg.vector_norm(X, math.inf, dim=(-2, -1)).isfinite()
 
 
 def _choose_range_scale(A: Tensor) -> Tensor:
-    """Returns a power of two per item, (*batch, 1, 1): 1 unless entries are near the ends of the range."""
+    """Return a power of two per item, (*batch, 1, 1): 1 unless entries are near the ends of the range."""
     factor = 2.0**32
     largest, limit = A.abs().amax((-2, -1), keepdim=True), torch.finfo(A.dtype).max / factor
     one = torch.ones_like(largest)

@@ -60,7 +60,7 @@ def kalman_nll(s: Tensor, *operands: Tensor) -> tuple[int, int, int] | None:
 
 
 def _find_code(info: int, pivots: Tensor, p: int) -> int:
-    """The code of a failure; LAPACK has one number for NaN and for a pivot that is not positive."""
+    """Return the code of a failure; LAPACK has one number for NaN and for a pivot that is not positive."""
     finite = pivots.isfinite().tolist()
     wrong = [i + 1 for i in range(p if info == 0 else info) if not finite[i]]
     if wrong:

@@ -35,7 +35,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 
 
 def _find_failed_item(A: Tensor, lower: bool) -> int:
-    """The first item on which torch's iteration fails alone; 0 if it fails only on the whole batch."""
+    """Return the first item on which torch's iteration fails alone; 0 if it fails only on the whole batch."""
     for flat, item in enumerate(A.reshape(-1, *A.shape[-2:])):
         try:
             torch.linalg.eigh(item, UPLO="L" if lower else "U")

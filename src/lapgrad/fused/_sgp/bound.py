@@ -38,7 +38,7 @@ def convert_noise_variance(operator: str, value: Tensor | float, like: Tensor) -
 
 
 def check_noise_is_positive(operator: str, value: Tensor) -> None:
-    """Raises if a number is not positive, where its value can be read without waiting."""
+    """Raise if a number is not positive, where its value can be read without waiting."""
     if skips_dispatcher((value,)) and may_read(value) and not (value > 0).all():
         raise _exceptions.OptionError(
             f"{operator}: noise_var must be positive, got {value.detach().min().item():g}."
@@ -76,7 +76,7 @@ def compute_bound(
 
 
 def _factorise(operator: str, name: str, A: Tensor) -> Tensor:
-    """The Cholesky factor of A; errors name ``operator``, and A as ``name``."""
+    """Return the Cholesky factor of A; errors name ``operator``, and A as ``name``."""
     try:
         return potrf(A)
     except (_exceptions.NotPositiveDefiniteError, _exceptions.NonFiniteError) as error:

@@ -51,11 +51,11 @@ class _Points(NamedTuple):
         _kernel_matrix.fill_matrix(self.text, self.scalars, self.Z, self.X[rows], out=out)
 
     def differentiate_rows(self, rows: slice, gK: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of <gK, K_c> for the scalars and the features of Z."""
+        """Return the gradients of <gK, K_c> for the scalars and the features of Z."""
         return _kernel_matrix.differentiate_matrix(self.text, self.scalars, self.Z, self.X[rows], gK)
 
     def differentiate_columns(self, rows: slice, gK: Tensor) -> Tensor:
-        """The gradient of <gK, K_c> for the features of these rows of X."""
+        """Return the gradient of <gK, K_c> for the features of these rows of X."""
         return _kernel_matrix.differentiate_matrix(self.text, self.scalars, self.X[rows], self.Z, gK.mT)[1]
 
 
@@ -102,7 +102,7 @@ class _Chunks:
 def evaluate_by_formula(
     problem: Problem, formulas: PointFormulas, checks: ImmediateChecks | DeferredChecks
 ) -> tuple[Tensor, Gradients]:
-    """The value, and the gradients that are needed."""
+    """Return the value, and the gradients that are needed."""
     inputs, needs, leaves = problem.inputs, problem.needs, problem.leaves
     dtype, Y, U = inputs.Z.dtype, inputs.Y.detach(), len(inputs.Z)
     n, k = Y.shape
@@ -141,7 +141,7 @@ def evaluate_by_formula(
 def _gather(
     problem: Problem, points: _Points, variances: Tensor, checks: ImmediateChecks | DeferredChecks
 ) -> tuple[Statistics, _Chunks]:
-    """The statistics of ``statistics.gather``, in one pass over the data, and the buffers it used."""
+    """Return the statistics of ``statistics.gather``, in one pass over the data, and the buffers it used."""
     U, Y = len(points.Z), problem.inputs.Y.detach()
     n, k = Y.shape
     Kuu = _kernel_matrix.fill_matrix(points.text, points.scalars, points.Z, lower_only=True)
@@ -172,7 +172,7 @@ def _stream_back(
     v: Tensor,
     gY: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of scalars, features of Z and (None if they are constant) of X, over all chunks.
+    """Return the gradients of scalars, features of Z and (None if they are constant) of X, over all chunks.
 
     Goes from the last chunk, which the first pass has left in its buffer, to the first one.
     """
@@ -209,7 +209,7 @@ def _pull_back(
     of_X: Tensor | None,
     of_variances: Tensor,
 ) -> Tensor | None:
-    """Adds the gradients of parameters and Z to the sums of the leaves; returns that of X, if needed."""
+    """Add the gradients of parameters and Z to the sums of the leaves; return that of X, if needed."""
     results: list[Tensor] = [*formulas.Z.tensors, formulas.variances]
     cotangents: list[Tensor] = [
         *formulas.Z.split_gradients(of_scalars, of_Z),

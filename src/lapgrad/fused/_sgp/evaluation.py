@@ -79,7 +79,7 @@ class ImmediateChecks:
         self.are_products_precise = is_imprecise is False
 
     def check_value(self, value: Tensor) -> None:
-        """Raises if the criterion is not finite."""
+        """Raise if the criterion is not finite."""
         if not value.isfinite():
             raise explain_value_failure(self.operator)
 
@@ -114,7 +114,7 @@ class DeferredChecks:
         self.found_imprecise: bool | None = None
 
     def check_value(self, value: Tensor) -> None:
-        """Keeps the criterion, which has to be finite, detached from its graph."""
+        """Keep the criterion, which has to be finite, detached from its graph."""
         self._value = value.detach()
 
     def needs_solves(self, imprecision: Tensor) -> bool:
@@ -123,7 +123,7 @@ class DeferredChecks:
         return self.is_imprecise
 
     def hand_over(self) -> bool:
-        """Hands the checks to the caller of ``Evaluation.defer_checks``; returns False if there is none.
+        """Hand the checks to the caller of ``Evaluation.defer_checks``; return False if there is none.
 
         Raises:
             OptionError: There is none, and a CUDA graph is being captured, so that nothing can be read.
@@ -139,7 +139,7 @@ class DeferredChecks:
         return False
 
     def are_passed(self) -> bool:
-        """Reads the numbers. Raises if something has failed; False if the evaluation must be repeated.
+        """Read the numbers. Raise if something has failed; return False if the evaluation must be repeated.
 
         If the kernel's assumption does not hold, the matrices may be wrong, so the other numbers are ignored.
         """
@@ -161,7 +161,7 @@ class DeferredChecks:
 
 
 def explain_sums_failure(operator: str, code: int) -> _exceptions.LapgradError:
-    """The error for I + W / v without a Cholesky factor; ``code`` as of ``potrf``."""
+    """Return the error for I + W / v without a Cholesky factor; ``code`` as of ``potrf``."""
     if code < 0:
         return _exceptions.NonFiniteError(
             f"{operator}: K_uf contains NaN or infinity. Check X and the parameters of the kernel.", (), -code
@@ -175,5 +175,5 @@ def explain_sums_failure(operator: str, code: int) -> _exceptions.LapgradError:
 
 
 def explain_value_failure(operator: str) -> _exceptions.NonFiniteError:
-    """The error for a criterion that is not finite though all factors are."""
+    """Return the error for a criterion that is not finite though all factors are."""
     return _exceptions.NonFiniteError(f"{operator}: the value is not finite: Y contains NaN or infinity.")

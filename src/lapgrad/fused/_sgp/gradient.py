@@ -46,7 +46,7 @@ def evaluate(
     group: Group,
     data: Rows | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """The value, and the gradients that are needed. ``operator`` is the name in messages.
+    """Return the value, and the gradients that are needed. ``operator`` is the name in messages.
 
     The rows are those of ``inputs``, or of ``data``.
     """
@@ -109,7 +109,7 @@ def _evaluate_once(
 def _evaluate_in_chunks(
     problem: Problem, checks: ImmediateChecks | DeferredChecks
 ) -> tuple[Tensor, Gradients]:
-    """The value, and the gradients that are needed, by autograd of the kernel per chunk."""
+    """Return the value, and the gradients that are needed, by autograd of the kernel per chunk."""
     leaves, data, group, needs = problem.leaves, problem.data, problem.group, problem.needs
     Z = leaves.tensors[0]
     with group.expect_sum(_reduction.count_numbers(len(Z), data.outputs), Z.device) as pending:
@@ -215,7 +215,7 @@ def _stream_back(
 
 
 def _differentiate_variances(problem: Problem, gX: Tensor | None, weight: Tensor) -> None:
-    """Adds the gradient of ``weight`` times the sum of the kernel's diagonal over the data."""
+    """Add the gradient of ``weight`` times the sum of the kernel's diagonal over the data."""
     kernel, leaves, data = problem.kernel, problem.leaves, problem.data
     if not leaves.wanted and gX is None:
         return

@@ -46,7 +46,7 @@ class Substitution(NamedTuple):
         return _sandwich(X, self.Lu)
 
     def get_pivots(self) -> tuple[Tensor, bool]:
-        """The diagonal (U,) of Lu; and whether these are the reciprocals."""
+        """Return the diagonal (U,) of Lu; and whether these are the reciprocals."""
         return self.Lu.diagonal(), False
 
 
@@ -87,12 +87,12 @@ class Inverse(NamedTuple):
         return X
 
     def get_pivots(self) -> tuple[Tensor, bool]:
-        """The reciprocals (U,) of the diagonal of Lu; and whether they are reciprocals."""
+        """Return the reciprocals (U,) of the diagonal of Lu; and whether they are reciprocals."""
         return self.W.diagonal(), True
 
 
 def invert_factor(Lu: Tensor) -> Inverse:
-    """The inverse of Lu, in new memory."""
+    """Return the inverse of Lu, in new memory."""
     W = torch.empty_like(Lu)
     lookup("invert_triangle", Lu)(W, Lu)
     return Inverse(W)

@@ -64,7 +64,7 @@ class ChunkedKernel(Protocol):
         """
 
     def evaluate_chunk(self, X: Tensor, Z: Tensor | None, shortcuts: object) -> Tensor:
-        """The matrix of X and some rows of Z, which the kernel must not cut into blocks itself.
+        """Return the matrix of X and some rows of Z, which the kernel must not cut into blocks itself.
 
         Z None: the matrix of X with itself, exactly symmetric. ``shortcuts``: None, or what
         ``find_shortcuts`` returned.
@@ -157,7 +157,7 @@ class _ModuleMatrix:
         return functools.partial(self._evaluate, shortcuts), flag
 
     def find_formulas(self, Z: Tensor, X: Tensor, *parameters: Tensor) -> PointFormulas | None:
-        """The formula of the kernel, with the features of Z and X; None: there is none."""
+        """Return the formula of the kernel, with the features of Z and X; None: there is none."""
         kernel = self._caller.kernel
         if not isinstance(kernel, KernelWithFormula):
             return None
@@ -215,7 +215,7 @@ def _get_lock(kernel: nn.Module) -> AbstractContextManager[Any]:
 
 
 def wrap_module(kernel: nn.Module) -> KernelFunction:
-    """The kernel as a function of its parameters; its buffers take their dtype."""
+    """Return the kernel as a function of its parameters; its buffers take their dtype."""
     matrix = _ModuleMatrix(kernel)
     return KernelFunction(matrix, matrix.diagonal, matrix.parameters)
 

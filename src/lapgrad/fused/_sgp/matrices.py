@@ -172,7 +172,7 @@ def differentiate_matrices(
     problem: Problem,
     checks: ImmediateChecks | DeferredChecks,
 ) -> MatrixGradients:
-    """The gradients from U x U matrices, in 8/3 U^3 flops. Overwrites Lm with G, and W with gK_uu.
+    """Return the gradients from U x U matrices, in 8/3 U^3 flops. Overwrite Lm with G, and W with gK_uu.
 
     ``sgp_bound_vjp`` bounds the rounding error of k_i^T G k_i, averaged over the columns k_i of the last K_c:
     the contribution of one observation to the derivative with respect to the logarithm of the kernel's

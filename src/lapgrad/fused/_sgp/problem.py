@@ -81,7 +81,7 @@ class Leaves:
     def add(
         self, results: Sequence[Tensor], cotangents: Sequence[Tensor], further: Sequence[Tensor] = ()
     ) -> list[Tensor | None]:
-        """Adds the vjp of ``results`` to the sums; returns the gradients of the ``further`` tensors."""
+        """Add the vjp of ``results`` to the sums; return the gradients of the ``further`` tensors."""
         pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
         sources = [*self.wanted, *further]
         if not pairs or not sources:
@@ -95,7 +95,7 @@ class Leaves:
         return list(found[len(self.sums) :])
 
     def reset_sums(self) -> None:
-        """Sets the sums to zero."""
+        """Set the sums to zero."""
         self.sums = [None] * len(self.wanted)
 
     def fill_sums(self) -> list[Tensor]:
@@ -108,7 +108,7 @@ class Leaves:
         return filled
 
     def convert_sums(self) -> list[Tensor | None]:
-        """The sums in the dtypes of the original tensors; None for those that need no gradient."""
+        """Return the sums in the dtypes of the original tensors; None for those that need no gradient."""
         found = iter(self.sums)
         converted: list[Tensor | None] = []
         for tensor, need in zip(self.originals, self.needs, strict=True):

@@ -159,7 +159,7 @@ def factorise_inducing(operator: str, Kuu: Tensor, jitter: float, info: Tensor |
 
 
 def explain_factor_failure(operator: str, jitter: float, code: int) -> _exceptions.LapgradError:
-    """The error for K_uu without a Cholesky factor; ``code`` as of ``potrf``."""
+    """Return the error for K_uu without a Cholesky factor; ``code`` as of ``potrf``."""
     if code < 0:
         return _exceptions.NonFiniteError(
             f"{operator}: K_uu contains NaN or infinity: pivot {-code} is not finite. Check Z and the "
@@ -196,7 +196,7 @@ def gather(
     info: Tensor | None = None,
     may_invert: bool = False,
 ) -> Statistics:
-    """Gathers the statistics in one pass over the data, in 2 n U^2 flops.
+    """Gather the statistics in one pass over the data, in 2 n U^2 flops.
 
     n U^2 are for the solves and n U^2 for one triangle of the products. Call it under ``torch.no_grad()``.
 

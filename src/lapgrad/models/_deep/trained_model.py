@@ -112,7 +112,7 @@ class TrainedModel(_minibatches.MinibatchModel, nn.Module, abc.ABC):
         return len(self.X) if self.share is None else self.share.total
 
     def forward(self) -> Tensor:
-        """The same as ``loss()``."""
+        """Return the same as ``loss()``."""
         return self.loss()
 
     def fit(

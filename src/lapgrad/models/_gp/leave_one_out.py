@@ -46,7 +46,7 @@ class LeaveOneOut(NamedTuple):
         return float(np.sqrt((residuals**2 * variance).mean()))
 
     def compute_coverage(self, level: float = 0.95) -> float:
-        """Return which part of the observations lies in the central intervals of that probability."""
+        """Return the fraction of observations that lie in their central interval of this probability."""
         half = NormalDist().inv_cdf(0.5 + 0.5 * level)
         return float((np.abs(_read_numbers(self.residuals)) <= half).mean())
 

@@ -40,7 +40,7 @@ def _is_raw_zero(raw: Tensor) -> bool:
 
 
 def variance() -> Any:
-    """A hyper-parameter that is positive and stored as its logarithm; or 0, and then not learned.
+    """Return a hyper-parameter that is positive and stored as its logarithm; or 0, and then not learned.
 
     Example:
         >>> from lapgrad.models._parameters import ParametrisedModule

@@ -128,7 +128,7 @@ class Component(ParametrisedModule, abc.ABC):
         return []
 
     def __repr__(self) -> str:
-        """The class and the values of the hyper-parameters."""
+        """Return the class and the values of the hyper-parameters."""
         shown = {**self.config(), **self._list_values()}
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
@@ -197,7 +197,7 @@ class Sum(Component):
         return [part for part in self.parts if isinstance(part, Component)]
 
     def __repr__(self) -> str:
-        """The components with a plus between them."""
+        """Return the components with a plus between them."""
         return " + ".join(map(repr, self.components))
 
     @property
@@ -206,11 +206,11 @@ class Sum(Component):
         return _number_labels([part.label for part in self.components])
 
     def block(self, times: int) -> Block:
-        """The matrices of all parts, as blocks on the diagonal."""
+        """Return the matrices of all parts, as blocks on the diagonal."""
         return self._join([part.block(times) for part in self.components])
 
     def block_between(self, gaps: Tensor) -> Block:
-        """The matrices of all parts, as blocks on the diagonal."""
+        """Return the matrices of all parts, as blocks on the diagonal."""
         return self._join([part.block_between(gaps) for part in self.components])
 
     @staticmethod
@@ -240,7 +240,7 @@ class Sum(Component):
         return [period for part in self.components for period in part.list_periods()]
 
     def config(self) -> dict[str, Any]:
-        """The descriptions of the parts."""
+        """Return the descriptions of the parts."""
         return {"parts": [describe_component(part) for part in self.components]}
 
     @classmethod

@@ -63,7 +63,7 @@ class LinearDynamics(Component):
             self._is_scaled = True
 
     def config(self) -> dict[str, Any]:
-        """The sizes."""
+        """Return the sizes."""
         return {"states": self.states, "observations": self.observations}
 
 

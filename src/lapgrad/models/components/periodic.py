@@ -81,7 +81,7 @@ class HarmonicSeasonal(Component):
         return [self.period]
 
     def config(self) -> dict[str, Any]:
-        """The period, and how many waves."""
+        """Return the period, and how many waves."""
         return {"period": self.period, "harmonics": self.harmonics}
 
 

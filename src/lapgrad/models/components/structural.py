@@ -170,7 +170,7 @@ class Seasonal(Component):
         return [float(self.period)]
 
     def config(self) -> dict[str, Any]:
-        """The period."""
+        """Return the period."""
         return {"period": self.period}
 
 
@@ -209,7 +209,7 @@ class AR(Component):
         return found
 
     def block(self, times: int) -> Block:
-        """The companion matrix; the prior is the stationary distribution, P = A P Aᵀ + Q."""
+        """Return the companion matrix; the prior is the stationary distribution, P = A P Aᵀ + Q."""
         n, variance = self.order, self.variance
         identity = torch.eye(n, dtype=variance.dtype, device=variance.device)
         A = torch.cat((self.coefficients[None], identity[: n - 1]))
@@ -265,7 +265,7 @@ class AR(Component):
         self._set_deferred({"variance": 0.5 * data.step_variance})
 
     def config(self) -> dict[str, Any]:
-        """The order."""
+        """Return the order."""
         return {"order": self.order}
 
 

@@ -317,7 +317,7 @@ class Kernel(ParametrisedModule, abc.ABC):
         return _make_kernel("Power", self, exponent)
 
     def extra_repr(self) -> str:
-        """The hyper-parameters of this kernel (not of its parts), in their own units."""
+        """Return the hyper-parameters of this kernel (not of its parts), in their own units."""
         own = {name: value for name, value in self.hyperparameters().items() if "." not in name}
         shown = [f"{name}={_format_value(value)}" for name, value in own.items()]
         if self.active_dims is not None:

@@ -52,7 +52,7 @@ class _Combination(Kernel):
             yield from part.iterate_parts(self._select_columns(X))
 
     def kernels(self) -> list[Kernel]:
-        """The parts."""
+        """Return the parts."""
         return [cast(Kernel, part) for part in self.parts]
 
     @property
@@ -70,15 +70,15 @@ class _Combination(Kernel):
         }
 
     def embed(self, X: Tensor) -> Tree:
-        """The features of all parts."""
+        """Return the features of all parts."""
         return tuple(part.features(X) for part in self.kernels())
 
     def scalars(self) -> Tree:
-        """The scalars of all parts."""
+        """Return the scalars of all parts."""
         return tuple(part.scalars() for part in self.kernels())
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """The matrices of the parts, combined."""
+        """Return the matrices of the parts, combined."""
         return self._combine_matrices(scalars, F, G, _NONE)
 
     def evaluate_matrix(self, scalars: Tree, F: Tree, G: Tree | None, near: Set[Kernel]) -> Tensor:
@@ -107,7 +107,7 @@ class _Combination(Kernel):
         )
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The diagonals of the parts, combined."""
+        """Return the diagonals of the parts, combined."""
         return self._combine(
             part.diagonal(scalar, f) for part, scalar, f in zip(self.kernels(), scalars, F, strict=True)
         )
@@ -227,19 +227,19 @@ class Power(Kernel):
         return self.base.iterate_parts(self._select_columns(X))
 
     def embed(self, X: Tensor) -> Tree:
-        """The features of ``base``."""
+        """Return the features of ``base``."""
         return self.base.features(X)
 
     def scalars(self) -> Tree:
-        """The scalars of ``base``."""
+        """Return the scalars of ``base``."""
         return self.base.scalars()
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """The matrix of ``base``, to the power."""
+        """Return the matrix of ``base``, to the power."""
         return self.base.matrix(scalars, F, G) ** self.exponent
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The diagonal of ``base``, to the power."""
+        """Return the diagonal of ``base``, to the power."""
         return self.base.diagonal(scalars, F) ** self.exponent
 
     def config(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class Power(Kernel):
         return cls(base, config["exponent"], active_dims=config["active_dims"])
 
     def extra_repr(self) -> str:
-        """The exponent."""
+        """Return the exponent."""
         return ", ".join(filter(None, [f"exponent={self.exponent:g}", super().extra_repr()]))
 
 

@@ -44,21 +44,21 @@ class Constant(Kernel):
         self.variance = variance
 
     def scalars(self) -> Tree:
-        """The variance."""
+        """Return the variance."""
         return self.variance
 
     def _fill_formula(self, name: str, scalars: Tree, F: Tree) -> Formula | None:
         return Formula(name, (scalars,), ())
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """The variance everywhere: one number in memory."""
+        """Return the variance everywhere: one number in memory."""
         columns = F if G is None else G
         batch = broadcast_shapes(F.shape[:-2], columns.shape[:-2])
         variance: Tensor = scalars
         return variance.expand(*batch, F.shape[-2], columns.shape[-2])
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The variance, n times."""
+        """Return the variance, n times."""
         return expand_scalar(scalars, F)
 
 
@@ -99,7 +99,7 @@ class White(Kernel):
         super().start(X, y, 0.1 * variance)
 
     def scalars(self) -> Tree:
-        """The variance."""
+        """Return the variance."""
         return self.variance
 
     def _fill_formula(self, name: str, scalars: Tree, F: Tree) -> Formula | None:
@@ -114,5 +114,5 @@ class White(Kernel):
         return zero.expand(*batch, F.shape[-2], G.shape[-2])
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The variance, n times."""
+        """Return the variance, n times."""
         return expand_scalar(scalars, F)

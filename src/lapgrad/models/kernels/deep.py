@@ -79,7 +79,7 @@ class Deep(Kernel):
         return self.base.express(scalars, F) if type(self) is Deep else None
 
     def embed(self, X: Tensor) -> Tree:
-        """The features that ``base`` computes from the outputs of the network."""
+        """Return the features that ``base`` computes from the outputs of the network."""
         transformed = self.network(X)
         if not isinstance(transformed, Tensor) or transformed.shape[:-1] != X.shape[:-1]:
             seen = tuple(transformed.shape) if isinstance(transformed, Tensor) else type(transformed).__name__
@@ -90,15 +90,15 @@ class Deep(Kernel):
         return self.base.features(transformed)
 
     def scalars(self) -> Tree:
-        """The scalars of ``base``."""
+        """Return the scalars of ``base``."""
         return self.base.scalars()
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
-        """The matrix of ``base``."""
+        """Return the matrix of ``base``."""
         return self.base.matrix(scalars, F, G)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The diagonal of ``base``."""
+        """Return the diagonal of ``base``."""
         return self.base.diagonal(scalars, F)
 
     def config(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Stationary(Kernel, abc.ABC):
             self.lengthscale = compute_lengthscale(X, self.get_parameter("raw_lengthscale").dim() > 0)
 
     def embed(self, X: Tensor) -> Tensor:
-        """The points in units of the lengthscales."""
+        """Return the points in units of the lengthscales."""
         lengthscale = self.lengthscale
         if lengthscale.dim() == 1 and lengthscale.shape[0] != X.shape[-1]:
             raise _exceptions.ShapeError(
@@ -85,7 +85,7 @@ class Stationary(Kernel, abc.ABC):
         return ()
 
     def scalars(self) -> Tree:
-        """The variance, and the parameters of the profile."""
+        """Return the variance, and the parameters of the profile."""
         return (self.variance, *self.shape_parameters())
 
     def matrix(self, scalars: Tree, F: Tree, G: Tree | None) -> Tensor:
@@ -114,7 +114,7 @@ class Stationary(Kernel, abc.ABC):
         return variance * self.profile(S, *shape) if shape else apply_scaled_profile(self, variance, S)
 
     def diagonal(self, scalars: Tree, F: Tree) -> Tensor:
-        """The variance, n times."""
+        """Return the variance, n times."""
         return expand_scalar(scalars[0], F)
 
     @abc.abstractmethod
@@ -312,7 +312,7 @@ class RationalQuadratic(Stationary):
         self.mixture = mixture
 
     def shape_parameters(self) -> tuple[Tensor, ...]:
-        """The mixture."""
+        """Return the mixture."""
         return (self.mixture,)
 
     def profile(self, S: Tensor, *shape: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Contest:
+class PreparedCase:
     """A case that is ready to be timed.
 
     Attributes:
@@ -121,7 +121,7 @@ class ModelCase:
     model: str
     case: dict[str, int | str]
     weight: float
-    make: Callable[[torch.device], Contest]
+    make: Callable[[torch.device], PreparedCase]
     dtype: str = "float64"
 
     def __str__(self) -> str:
@@ -157,10 +157,10 @@ def _generate_cases(selection: Selection) -> Iterator[ModelCase]:
 
 
 def _make_sparse_case(data: Data, inducing: int) -> ModelCase:
-    def prepare(device: torch.device) -> Contest:
+    def prepare(device: torch.device) -> PreparedCase:
         problem = sparse_gp.Problem.select(data, inducing).to(device)
         wanted = sparse_gp.WANTED_SPEEDUPS.items()
-        return Contest(
+        return PreparedCase(
             {
                 "lapgrad": sparse_gp.make_lapgrad_evaluation(problem),
                 "torch": sparse_gp.make_torch_evaluation(problem),
@@ -185,7 +185,7 @@ def _make_sparse_case(data: Data, inducing: int) -> ModelCase:
 
 
 def _make_large_case() -> ModelCase:
-    def prepare(device: torch.device) -> Contest:
+    def prepare(device: torch.device) -> PreparedCase:
         problem = sparse_gp.make_large_problem().to(device)
         growth = Figure(
             "time over 4 times that of a quarter of the points",
@@ -193,7 +193,7 @@ def _make_large_case() -> ModelCase:
             "",
             sparse_gp.measure_growth,
         )
-        return Contest(
+        return PreparedCase(
             {"lapgrad": sparse_gp.make_lapgrad_evaluation(problem)},
             most_megabytes=sparse_gp.LARGE_MEGABYTES,
             figures=[growth],
@@ -204,10 +204,10 @@ def _make_large_case() -> ModelCase:
 
 
 def _make_exact_case(n: int, kernel: str, d: int) -> ModelCase:
-    def prepare(device: torch.device) -> Contest:
+    def prepare(device: torch.device) -> PreparedCase:
         problem = exact_gp.Problem.generate(n, d, kernel).to(device)
         others = ("torch", "gpytorch", "gpflow")
-        return Contest(
+        return PreparedCase(
             {
                 "lapgrad": exact_gp.make_lapgrad_evaluation(problem),
                 "torch": exact_gp.make_torch_evaluation(problem),
@@ -234,7 +234,7 @@ def _make_mvn_case(n: int) -> ModelCase:
 
 
 def _make_deep_case(
-    model: str, sizes: deep_gp.Sizes, prepare: Callable[[deep_gp.Problem], Contest]
+    model: str, sizes: deep_gp.Sizes, prepare: Callable[[deep_gp.Problem], PreparedCase]
 ) -> ModelCase:
     case: dict[str, int | str] = {"widths": "-".join(map(str, sizes.widths)), "U": sizes.inducing}
     case |= {"batch": sizes.batch, "d": sizes.pixels}
@@ -243,28 +243,28 @@ def _make_deep_case(
     )
 
 
-def _prepare_bound(problem: deep_gp.Problem) -> Contest:
+def _prepare_bound(problem: deep_gp.Problem) -> PreparedCase:
     thunks = {
         "lapgrad": deep_gp.make_lapgrad_evaluation(problem),
         "torch": deep_gp.make_torch_evaluation(problem),
     }
-    return Contest(thunks, None, {"torch": deep_gp.TOLERANCE})
+    return PreparedCase(thunks, None, {"torch": deep_gp.TOLERANCE})
 
 
-def _prepare_training_step(problem: deep_gp.Problem) -> Contest:
+def _prepare_training_step(problem: deep_gp.Problem) -> PreparedCase:
     thunks, missing = deep_gp.make_training_steps(problem)
     if missing is not None:
         print(f"deep_gp_step: no torch-graph: {missing}", file=sys.stderr)
     wanted = dict.fromkeys(("torch", "torch-graph"), _STEP_SPEEDUP)
-    return Contest(thunks, None, {"torch": deep_gp.TOLERANCE}, wanted, devices_with_bars=("cuda",))
+    return PreparedCase(thunks, None, {"torch": deep_gp.TOLERANCE}, wanted, devices_with_bars=("cuda",))
 
 
 def _prepare_operator(
     name: str, shape: Shape, wanted_speedup: float | None
-) -> Callable[[torch.device], Contest]:
+) -> Callable[[torch.device], PreparedCase]:
     """Return a function that prepares an operator's summed results as a criterion, and those of torch."""
 
-    def prepare(device: torch.device) -> Contest:
+    def prepare(device: torch.device) -> PreparedCase:
         operator = OPERATORS[name]
         generator = torch.Generator(device).manual_seed(0)
         inputs = [x.requires_grad_() for x in operator.inputs(shape, torch.float64, generator)]
@@ -278,6 +278,6 @@ def _prepare_operator(
 
         thunks = {"lapgrad": make_evaluation(operator.ours), "torch": make_evaluation(operator.peer)}
         wanted = {} if wanted_speedup is None else {"torch": wanted_speedup}
-        return Contest(thunks, None, {"torch": _ROUNDING}, wanted)
+        return PreparedCase(thunks, None, {"torch": _ROUNDING}, wanted)
 
     return prepare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import torch
 
 from lapgrad_bench.bench.measure.activity import Activity
 from lapgrad_bench.bench.measure.memory import can_measure_memory, measure_peak_bytes
-from lapgrad_bench.bench.measure.timing import Sampler, make_sampler, take_turns
-from lapgrad_bench.bench.models.cases import Contest, ModelCase
+from lapgrad_bench.bench.measure.timing import Sampler, Thunk, Timing, make_sampler, take_turns
+from lapgrad_bench.bench.models.cases import ModelCase, PreparedCase
 from lapgrad_bench.bench.ops import peer_cases
 from lapgrad_bench.bench.ops.agreement import DisagreementError
 from lapgrad_bench.bench.ops.runner import use_threads
@@ -25,7 +25,7 @@ _MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)
-class _Guest:
+class _ReadyPeer:
     """A library in a process of its own that has prepared the model, and the value that it computed."""
 
     peer: Peer
@@ -70,13 +70,13 @@ def measure(
     record = activity or Activity()
     with use_threads(threads):
         record.begin("", "preparation of the model")
-        contest = case.make(device)
-        thunks = {name: thunk for name, thunk in contest.thunks.items() if name not in without}
+        prepared = case.make(device)
+        thunks = {name: thunk for name, thunk in prepared.thunks.items() if name not in without}
         values = {}
         for name, thunk in thunks.items():
             record.begin(name, "its first evaluation")
             values[name] = float(thunk()[0])
-        _check_agreement(case, contest, values)
+        _check_agreement(case, prepared, values)
         # Memory is measured first: later the heap has holes, and a peak is larger than what was allocated.
         extra: dict[str, int | None] = dict.fromkeys(values)
         if can_measure_memory(device):
@@ -84,32 +84,24 @@ def measure(
                 record.begin(name, "an evaluation, for its memory")
                 extra[name] = measure_peak_bytes(thunk, device)
         record.begin_unlimited("preparation of peers")
-        guests = list(_find_guests(case, contest, values["lapgrad"], threads, peers))
+        ready_peers = list(_find_ready_peers(case, prepared, values["lapgrad"], threads, peers))
         while True:
-            samplers: dict[str, Sampler] = {
-                name: record.watch(make_sampler(thunk, device, warm=bool(guests)), name, "an evaluation")
-                for name, thunk in thunks.items()
-            }
-            samplers |= {guest.peer.library: record.pause(guest.sample, "a peer's turn") for guest in guests}
-            budget = seconds * case.weight * len(samplers) / 2.0
             try:
-                timings = take_turns(list(samplers.values()), budget, least_rounds=3)
+                timings = _time_in_turns(case, thunks, ready_peers, seconds, device, record)
                 record.begin_unlimited("memory of peers")
-                extra |= {guest.peer.library: guest.measure_memory() for guest in guests}
+                extra |= {ready.peer.library: ready.measure_memory() for ready in ready_peers}
                 break
             except PeerError as error:  # Everything is timed again without this peer.
                 peers.drop(error.library, str(error))
-                guests = [guest for guest in guests if guest.peer.library != error.library]
-        for guest in guests:
-            guest.peer.ask(f"after {case}", do="release")
-    values |= {guest.peer.library: guest.value for guest in guests}
+                ready_peers = [ready for ready in ready_peers if ready.peer.library != error.library]
+        for ready in ready_peers:
+            ready.peer.ask(f"after {case}", do="release")
+    values |= {ready.peer.library: ready.value for ready in ready_peers}
+    same: dict[str, Any] = {"model": case.model, "case": case.case, "dtype": case.dtype}
+    same |= {"device": device.type, "threads": threads}
     rows = [
         {
-            "model": case.model,
-            "case": case.case,
-            "dtype": case.dtype,
-            "device": device.type,
-            "threads": threads,
+            **same,
             "library": name,
             "median_s": timing.median,
             "low_s": timing.low,
@@ -118,12 +110,12 @@ def measure(
             "extra_bytes": extra.get(name),
             "value": values[name],
         }
-        for name, timing in zip(samplers, timings, strict=True)
+        for name, timing in timings.items()
     ]
-    if device.type not in contest.devices_with_bars:
+    if device.type not in prepared.devices_with_bars:
         return rows, []
-    bars = list(_compare_with_bars(case, contest, rows))
-    for figure in contest.figures:
+    bars = list(_compare_with_bars(case, prepared, rows))
+    for figure in prepared.figures:
         record.begin("lapgrad", figure.what)
         with use_threads(threads):
             bars.append(
@@ -132,23 +124,41 @@ def measure(
     return rows, bars
 
 
-def _check_agreement(case: ModelCase, contest: Contest, values: dict[str, float]) -> None:
+def _time_in_turns(
+    case: ModelCase,
+    thunks: Mapping[str, Thunk],
+    ready_peers: Sequence[_ReadyPeer],
+    seconds: float,
+    device: torch.device,
+    record: Activity,
+) -> dict[str, Timing]:
+    """Return the times of an evaluation by library; raise a PeerError if a peer fails."""
+    samplers: dict[str, Sampler] = {
+        name: record.watch(make_sampler(thunk, device, warm=bool(ready_peers)), name, "an evaluation")
+        for name, thunk in thunks.items()
+    }
+    samplers |= {ready.peer.library: record.pause(ready.sample, "a peer's turn") for ready in ready_peers}
+    budget = seconds * case.weight * len(samplers) / 2.0
+    return dict(zip(samplers, take_turns(list(samplers.values()), budget, least_rounds=3), strict=True))
+
+
+def _check_agreement(case: ModelCase, prepared: PreparedCase, values: dict[str, float]) -> None:
     if "torch" not in values:
         return
     difference = abs(values["torch"] / values["lapgrad"] - 1.0)
-    if not difference <= contest.tolerances["torch"]:
+    if not difference <= prepared.tolerances["torch"]:
         raise DisagreementError(f"{case}: the values of lapgrad and torch differ by {difference:.1e}")
 
 
-def _find_guests(
-    case: ModelCase, contest: Contest, value: float, threads: int, peers: Peers
-) -> Iterator[_Guest]:
+def _find_ready_peers(
+    case: ModelCase, prepared: PreparedCase, value: float, threads: int, peers: Peers
+) -> Iterator[_ReadyPeer]:
     """Yield the peers that have the model and agree on its value."""
-    if contest.arguments is None:
+    if prepared.arguments is None:
         return
     with tempfile.TemporaryDirectory(prefix="lapgrad-peers-") as folder:
         file = Path(folder) / "case.npz"
-        numpy.savez(file, **contest.arguments)
+        numpy.savez(file, **prepared.arguments)
         for peer in peers.list_present(threads):
             try:
                 answer = peer.ask(f"in {case}", do="model", model=case.model, file=str(file))
@@ -159,29 +169,31 @@ def _find_guests(
                 peers.record_missing_case(peer.library, str(case), answer["lacks"])
                 continue
             difference = abs(answer["value"] / value - 1.0)
-            if not difference <= contest.tolerances.get(peer.library, 0.0):
+            if not difference <= prepared.tolerances.get(peer.library, 0.0):
                 peers.record_missing_case(
                     peer.library, str(case), f"not timed: its value differs by {difference:.1e}"
                 )
                 continue
-            yield _Guest(peer, case, answer["value"])
+            yield _ReadyPeer(peer, case, answer["value"])
 
 
-def _compare_with_bars(case: ModelCase, contest: Contest, rows: list[Row]) -> Iterator[dict[str, Any]]:
+def _compare_with_bars(case: ModelCase, prepared: PreparedCase, rows: list[Row]) -> Iterator[dict[str, Any]]:
     """Yield the times and memory that have to be reached, for libraries that took part."""
     own, *others = rows
-    if contest.most_megabytes is not None and own["extra_bytes"] is not None:
+    if prepared.most_megabytes is not None and own["extra_bytes"] is not None:
         figure = own["extra_bytes"] / _MEGABYTE
-        yield _make_bar(f"{case}: extra memory", "≤", contest.most_megabytes, figure, " MB")
+        yield _make_bar(f"{case}: extra memory", "≤", prepared.most_megabytes, figure, " MB")
     for row in others:
         name = row["library"]
-        if name in contest.wanted_speedups:
+        if name in prepared.wanted_speedups:
             ratio = row["median_s"] / own["median_s"]
-            yield _make_bar(f"{case}: {name} / lapgrad, time", "≥", contest.wanted_speedups[name], ratio, "×")
-            if contest.wanted_memory_ratio is not None and row["extra_bytes"] and own["extra_bytes"]:
+            yield _make_bar(
+                f"{case}: {name} / lapgrad, time", "≥", prepared.wanted_speedups[name], ratio, "×"
+            )
+            if prepared.wanted_memory_ratio is not None and row["extra_bytes"] and own["extra_bytes"]:
                 ratio = row["extra_bytes"] / own["extra_bytes"]
                 yield _make_bar(
-                    f"{case}: {name} / lapgrad, memory", "≥", contest.wanted_memory_ratio, ratio, "×"
+                    f"{case}: {name} / lapgrad, memory", "≥", prepared.wanted_memory_ratio, ratio, "×"
                 )
 
 

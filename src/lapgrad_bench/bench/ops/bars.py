@@ -114,7 +114,7 @@ def list_bars(machine: Machine) -> list[Bar]:
     )
 
 
-def judge(bar: Bar, bench: BarMeasurer) -> Verdict:
+def measure_bar(bar: Bar, bench: BarMeasurer) -> Verdict:
     """Measure one bar."""
     bench.activity.begin("", bar.what)
     with use_threads(bench.threads):

@@ -148,21 +148,21 @@ def measure(
     """
     with use_threads(threads):
         pair = _Pair(case, with_torch, activity or Activity())
-        guests = pair.invite(phases, peers, threads) if peers else []
+        ready_peers = pair.prepare_peers(phases, peers, threads) if peers else []
         found = []
         for phase in phases:
             while True:
-                taking_part = [guest for guest in guests if phase in guest.phases]
+                taking_part = [ready for ready in ready_peers if phase in ready.phases]
                 try:
                     found.append(pair.measure(phase, taking_part, threads, seconds, against_gemm, memory))
                     break
                 except PeerError as error:  # The phase is measured again without this peer.
                     assert peers is not None
                     peers.record_failure(error.library, str(case), str(error))
-                    guests = [guest for guest in guests if guest.peer.library != error.library]
+                    ready_peers = [ready for ready in ready_peers if ready.peer.library != error.library]
         pair.activity.begin_unlimited("end of the case")
-        for guest in guests:
-            guest.release()
+        for ready in ready_peers:
+            ready.release()
         return found
 
 
@@ -184,7 +184,7 @@ class _Pair:
         """Record the call that comes next, with the time that a case of this size may take."""
         self.activity.begin(library, what, self.extra_seconds)
 
-    def invite(self, phases: Sequence[Phase], peers: Peers, threads: int) -> list[peer_cases.PeerCase]:
+    def prepare_peers(self, phases: Sequence[Phase], peers: Peers, threads: int) -> list[peer_cases.PeerCase]:
         """Return the peers that have the case and agree with torch (with lapgrad if torch is left out)."""
         *_, library = self.sides
         reference = self._collect_values(library).on_cpu()
@@ -199,7 +199,7 @@ class _Pair:
     def measure(
         self,
         phase: Phase,
-        guests: Sequence[peer_cases.PeerCase],
+        ready_peers: Sequence[peer_cases.PeerCase],
         threads: int,
         seconds: float,
         against_gemm: bool,
@@ -207,15 +207,15 @@ class _Pair:
     ) -> Measurement:
         """Time one phase, with all libraries in turns."""
         case = self.case
-        thunks = {library: side.thunk(phase) for library, side in self.sides.items()}
-        warm = bool(guests)
+        thunks = {library: side.get_thunk(phase) for library, side in self.sides.items()}
+        warm = bool(ready_peers)
         samplers: dict[str, Sampler] = {
             name: self._watch_sampler(name, phase, make_sampler(thunk, case.device, warm=warm))
             for name, thunk in thunks.items()
         }
-        for guest in guests:
-            sample = functools.partial(guest.sample, phase)
-            samplers[guest.peer.library] = self.activity.pause(sample, "a peer's turn")
+        for ready in ready_peers:
+            sample = functools.partial(ready.sample, phase)
+            samplers[ready.peer.library] = self.activity.pause(sample, "a peer's turn")
         budget = seconds * len(samplers) / 2.0
         rare = 0
         if against_gemm:
@@ -233,7 +233,7 @@ class _Pair:
                     self.begin(name, f"{phase}, for its memory")
                     extra[name] = measure_peak_bytes(thunk, case.device, called_before=True)
             self.activity.begin_unlimited("memory of peers")
-            extra |= {guest.peer.library: guest.extra_bytes(phase) for guest in guests}
+            extra |= {ready.peer.library: ready.extra_bytes(phase) for ready in ready_peers}
         device: dict[str, Timing] = {}
         if case.device.type == "cuda":
             for name, thunk in thunks.items():
@@ -271,7 +271,7 @@ def measure_alone(
     told, extra = activity or Activity(), _estimate_extra_seconds(case)
     with use_threads(threads):
         sides, _ = _prepare_sides(case, ["lapgrad"], lambda library, what: told.begin(library, what, extra))
-        sample = make_sampler(sides["lapgrad"].thunk(phase), case.device)
+        sample = make_sampler(sides["lapgrad"].get_thunk(phase), case.device)
         (timing,) = take_turns([told.watch(sample, "lapgrad", phase, extra)], seconds)
         return timing
 
@@ -308,7 +308,7 @@ class Side:
             for weight, result in zip(weights, self.results, strict=True)
         )
 
-    def thunk(self, phase: Phase) -> Thunk:
+    def get_thunk(self, phase: Phase) -> Thunk:
         """Return the function of a phase that is timed."""
         return {"forward": self._forward, "backward": self._backward, "step": self._step}[phase]()
 

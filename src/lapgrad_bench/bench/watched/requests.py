@@ -83,7 +83,7 @@ class RequestHandler:
         )
         (bar,) = (bar for bar in bars.list_bars(request["machine"]) if bar.what == request["what"])
         known = set(bench.measured)
-        verdict = bars.judge(bar, bench)
+        verdict = bars.measure_bar(bar, bench)
         rows: list[Row] = []
         for key, measurement in bench.measured.items():
             if key not in known:

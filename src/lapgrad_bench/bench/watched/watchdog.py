@@ -44,7 +44,7 @@ class FailedError(Exception):
 
 
 class Measurer:
-    """Measures in this process: no call can be given up, and an exception ends the run.
+    """A measurer that works in this process: no call can be given up, and an exception ends the run.
 
     Args:
         peers: Other libraries that take part; their facts are updated.
@@ -97,7 +97,7 @@ class Measurer:
 
 
 class WatchedMeasurer(Measurer):
-    """Measures in a child process, which is started when it is needed, and again after a failure.
+    """A measurer that works in a child process, which is started when needed, and again after a failure.
 
     Args:
         peers: Other libraries that take part. Their processes are children of the child, and end with it.

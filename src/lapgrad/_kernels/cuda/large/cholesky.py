@@ -14,7 +14,7 @@ _THREADS = 256
 
 
 def factorise_upper(A: Tensor, code: int) -> None:
-    """Overwrites the upper triangle of each item (to cuSOLVER the lower one) with R, A = Rᵀ R.
+    """Overwrite the upper triangle of each item (to cuSOLVER the lower one) with R, A = Rᵀ R.
 
     A is (n, n) or (items, n, n). LAPACK's codes, an int32 per item, are written to the address ``code``.
     """

@@ -38,7 +38,7 @@ def plan_fill(
     noise: Tensor | None,
     lower_only: bool,
 ) -> Launch:
-    """The launch of ``kernel_matrix``."""
+    """Return the launch of ``kernel_matrix``."""
     columns = F if G is None else G
     (n, d), m = F.shape, len(columns)
     assert all(points.is_contiguous() for points in (F, columns))
@@ -63,7 +63,7 @@ def plan_gradient(
     slices: tuple[int, int],
     weight: float,
 ) -> Launch:
-    """The launch of ``kernel_matrix_vjp`` for of_rows (slices, n, d) and sums (slices · blocks, p).
+    """Return the launch of ``kernel_matrix_vjp`` for of_rows (slices, n, d) and sums (slices · blocks, p).
 
     The first is multiplied by ``weight``. G None: rows and columns are the same points; the gradient is that
     of the rows.

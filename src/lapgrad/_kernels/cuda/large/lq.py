@@ -84,18 +84,18 @@ class _RoundStatus:
         self._numbers = torch.zeros(self._codes_in_numbers + 1, dtype=torch.float64, device=like.device)
 
     def get_code_address(self, number: int) -> int:
-        """The address to which a round writes its code, an int32."""
+        """Return the address to which a round writes its code, an int32."""
         return self._numbers.data_ptr() + 4 * number
 
     def record_distance(self, gram: Tensor) -> None:
-        """Records |Q Qᵀ - I| in the Frobenius norm, from the upper triangle of Q Qᵀ with zeros below."""
+        """Record |Q Qᵀ - I| in the Frobenius norm, from the upper triangle of Q Qᵀ with zeros below."""
         diagonal = gram.diagonal()
         diagonal -= 1.0
         torch.linalg.vector_norm(gram, out=self._numbers[-1])
         diagonal += 1.0
 
     def read_distance(self) -> float:
-        """The recorded distance, infinite if a factorisation failed. The host waits for the device."""
+        """Return the recorded distance, infinite if a factorisation failed. The host waits for the device."""
         read = self._numbers.cpu()
         if read[: self._codes_in_numbers].view(torch.int32).any():
             return math.inf
@@ -104,7 +104,7 @@ class _RoundStatus:
 
 
 def _compute_gram(Q: Tensor) -> Tensor:
-    """The upper triangle of Q Qᵀ, zeros below."""
+    """Return the upper triangle of Q Qᵀ, zeros below."""
     R = Q.new_zeros(Q.shape[0], Q.shape[0])
     _device.syrk(R, Q, lower=False)
     return R
@@ -121,7 +121,7 @@ def _divide(Q: Tensor, R: Tensor, code: int, refine: bool) -> None:
 
 
 def _multiply_lower(first: Tensor, second: Tensor) -> Tensor:
-    """The product of two lower triangles: with exact zeros above, it has them too."""
+    """Return the product of two lower triangles: with exact zeros above, it has them too."""
     product = first.new_empty(first.shape)
     _device.gemm(product, first, second)
     return product

@@ -36,7 +36,7 @@ def serves(A: Tensor) -> bool:
 def compute_determinants(
     LU: Tensor, pivots: Tensor, A: Tensor, cell: Tensor | None, results: Determinants
 ) -> None:
-    """Writes ``results``; LU and pivots := the factors of A, unless they are empty.
+    """Write ``results``; LU and pivots := the factors of A, unless they are empty.
 
     Items with entries that are not finite are reported.
     """
@@ -84,7 +84,7 @@ def finish(
     exponent: Tensor | None = None,
     strict: bool = False,
 ) -> None:
-    """Computes determinants, and reports items with entries that are not finite, in A, its factors or X.
+    """Compute determinants, and report items with entries that are not finite, in A, its factors or X.
 
     They are also written as ``mantissa`` times two to ``exponent``, if those are given.
     ``strict``: items that are singular, or near the ends of the range, are reported, too.

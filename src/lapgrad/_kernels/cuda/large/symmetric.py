@@ -21,7 +21,7 @@ _ORTHONORMAL = 10
 
 
 def decompose_batch(values: Tensor, rows: Tensor, status: Tensor, vectors: bool) -> None:
-    """Overwrites ``rows``, (items, n, n), with eigenvectors as rows, or scratch if they are not wanted.
+    """Overwrite ``rows``, (items, n, n), with eigenvectors as rows, or scratch if they are not wanted.
 
     The upper triangles of ``rows`` hold finite symmetric matrices; the solver may never return from others.
     values: (items, n), ascending. status: int32 (items), 0 for an item that has converged.
@@ -104,7 +104,7 @@ def plan_reading(rows: Tensor, A: Tensor, lower: bool, spoilt: Tensor, cell: Ten
 def plan_finishing(
     rows: Tensor | None, values: Tensor, status: Tensor, spoilt: Tensor, cell: Tensor | None
 ) -> Launch:
-    """The launch that turns eigenvectors to the signs that are promised, and reports failed items."""
+    """Return the launch that turns eigenvectors to the signs that are promised, and reports failed items."""
     return (
         "syevd_library",
         "finish_rows<{T}>",
@@ -123,7 +123,7 @@ def plan_finishing(
 
 
 def plan_check(rows: Tensor, cell: Tensor | None) -> Launch:
-    """The launch that checks whether the rows of a small contiguous matrix are orthonormal."""
+    """Return the launch that checks whether the rows of a small contiguous matrix are orthonormal."""
     n = rows.shape[-1]
     allowed = (_ORTHONORMAL + n) * torch.finfo(rows.dtype).eps
     return (

@@ -39,7 +39,7 @@ def compile_or_read(stem: str, expression: str, architecture: str) -> tuple[byte
 
 
 def compile_source(stem: str, expression: str, architecture: str) -> tuple[bytes, str]:
-    """Compiles without asking the cache, and without asking for a device."""
+    """Compile without asking the cache, and without asking for a device."""
     code, symbols = compile_together(stem, (expression,), architecture)
     return code, symbols[expression]
 
@@ -112,7 +112,7 @@ def _keep(file: Path, code: bytes, symbol: str) -> None:
 
 @functools.cache
 def load_kernel(stem: str, expression: str, device: int, architecture: str) -> Any:
-    """The kernel, loaded on a device, that may use all the shared memory a block can have."""
+    """Return the kernel, loaded on a device, that may use all the shared memory a block can have."""
     from cuda.bindings import driver
     from cuda.core import Device, ObjectCode
 

@@ -161,11 +161,11 @@ class PanelFactorisation:
         self._operands = *map(describe_blocks, buffers), self.signs.data_ptr(), height
 
     def factor(self, L: Tensor, kernels: list[tuple[int, int, int]], threads: int) -> None:
-        """Factors all panels. ``kernels``: (handle, columns, bytes) of kernels, in the order of columns."""
+        """Factor all panels. ``kernels``: (handle, columns, bytes) of kernels, in the order of columns."""
         core.device_gelqf_factor(*_get_queue(L), self._operands, describe_blocks(L), kernels, threads)
 
     def form(self, Q: Tensor) -> None:
-        """Completes Q, which holds the identity with the signs of L's columns."""
+        """Complete Q, which holds the identity with the signs of L's columns."""
         core.device_gelqf_form(*_get_queue(Q), self._operands, describe_blocks(Q))
 
 
@@ -247,7 +247,7 @@ def _get_queue_of_products(like: Tensor) -> tuple[Any, int, int]:
 
 @functools.cache
 def _load_cublas(dtype: torch.dtype) -> Any:
-    """The core's object for one element type, without kernels."""
+    """Return the core's object for one element type, without kernels."""
     _libraries.bind_cublas()
     _libraries.bind_driver()
     return core.Device(dtype.itemsize, [])
@@ -255,7 +255,7 @@ def _load_cublas(dtype: torch.dtype) -> Any:
 
 @functools.cache
 def _load_device(device: int, dtype: torch.dtype) -> Any:
-    """The core's object for one device and element type, with handles of all its kernels."""
+    """Return the core's object for one device and element type, with handles of all its kernels."""
     _libraries.bind_cublas()
     _libraries.bind_driver()
     kind, architecture = (

@@ -70,7 +70,7 @@ def has_block_memory(needed: int, like: Tensor) -> bool:
 
 
 def get_status_cell(like: Tensor) -> Tensor | None:
-    """The status cell of this thread, for the current stream on the device of ``like``.
+    """Return the status cell of this thread, for the current stream on the device of ``like``.
 
     None if it must not be read: while a graph is captured, and inside ``without_waiting``.
     """
@@ -88,7 +88,7 @@ def get_status_cell(like: Tensor) -> Tensor | None:
 
 
 def create_status_cell(like: Tensor) -> Tensor:
-    """A status cell on the device of ``like``, without a failure."""
+    """Return a status cell on the device of ``like``, without a failure."""
     return torch.full((), NOTHING, dtype=torch.int64, device=like.device)
 
 
@@ -118,7 +118,7 @@ class DeferredStatus:
         return unused.pop() if unused else cls(like, unused)
 
     def send(self) -> Callable[[], tuple[int, int] | None]:
-        """Starts copying the status to the host; returns a function that waits for the copy and reads it."""
+        """Start copying the status to the host; return a function that waits for the copy and reads it."""
         self.mailbox.send(self.cell.data_ptr(), _stream.get_current_stream(self.cell.get_device()))
         return self.receive
 
@@ -139,7 +139,7 @@ def _create_mailbox() -> Any:
 
 
 def report_no_failure() -> None:
-    """Replaces the function of ``DeferredStatus.send`` where nothing is checked."""
+    """Return None, in place of the function of ``DeferredStatus.send`` where nothing is checked."""
 
 
 def read_first_failure(cell: Tensor | None) -> tuple[int, int] | None:
@@ -154,7 +154,7 @@ def split_status(found: int) -> tuple[int, int]:
 
 
 def read_status(cell: Tensor | None) -> int | None:
-    """The number in a status cell, None if no item has failed; resets the cell."""
+    """Return the number in a status cell, None if no item has failed; resets the cell."""
     if cell is None:
         return None
     address = cell.data_ptr()
@@ -171,7 +171,7 @@ def read_status(cell: Tensor | None) -> int | None:
 
 
 def get_address(tensor: Tensor | None) -> int:
-    """The address of a tensor's first element; 0 for None."""
+    """Return the address of a tensor's first element; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 

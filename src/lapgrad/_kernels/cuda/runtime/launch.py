@@ -28,7 +28,7 @@ def launch(
     shared: int,
     *arguments: int | float,
 ) -> None:
-    """Launches ``name`` of ``kernels/<stem>.cu``.
+    """Launch ``name`` of ``kernels/<stem>.cu``.
 
     ``{T}`` in the name stands for the element type of ``like``. The kernel runs on the current device, which
     must be that of ``like``, and on its current stream. ``shared`` is in bytes. Empty grids are not launched.
@@ -46,13 +46,13 @@ def launch(
 
 
 def load_kernel(stem: str, name: str, like: Tensor) -> int:
-    """The driver's handle of a kernel for the device of ``like``; arguments as those of ``launch``."""
+    """Return the driver's handle of a kernel for the device of ``like``; arguments as those of ``launch``."""
     return _load_kernel(stem, name, like.dtype, like.get_device())
 
 
 @functools.cache
 def _load_kernel(stem: str, name: str, dtype: torch.dtype, device: int) -> int:
-    """The driver's handle of a kernel, which stays loaded."""
+    """Return the driver's handle of a kernel, which stays loaded."""
     _libraries.bind_driver()
     loaded = _compile.load_kernel(
         stem, name.replace("{T}", _TYPES[dtype]), device, _stream.get_architecture(device)

@@ -22,7 +22,7 @@ _DRIVER = (
 
 @functools.cache
 def bind_driver() -> None:
-    """Passes the addresses of functions of the CUDA driver to the core."""
+    """Pass the addresses of functions of the CUDA driver to the core."""
     driver = ctypes.CDLL("libcuda.so.1")
     for name in _DRIVER:
         core.device_bind(name, _get_address(driver, name))
@@ -30,7 +30,7 @@ def bind_driver() -> None:
 
 @functools.cache
 def bind_cublas() -> None:
-    """Passes the addresses of cuBLAS routines to the core, from the library that torch has loaded."""
+    """Pass the addresses of cuBLAS routines to the core, from the library that torch has loaded."""
     cublas = ctypes.CDLL(_find_loaded_library("libcublas.so"))
     for letter in "SD":
         for name in _CUBLAS:
@@ -39,7 +39,7 @@ def bind_cublas() -> None:
 
 
 def _find_loaded_library(stem: str) -> str:
-    """The path of a library that this process has loaded, by the start of its name."""
+    """Return the path of a library that this process has loaded, by the start of its name."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = line.split(maxsplit=5)[-1].strip()

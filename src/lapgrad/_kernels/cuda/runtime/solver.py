@@ -35,7 +35,7 @@ _of_thread = _ThreadHandles()
 
 
 def get_handle(device: int) -> int:
-    """The calling thread's handle for a device, the current one, set to torch's current stream."""
+    """Return the calling thread's handle for a device, the current one, set to torch's current stream."""
     found, _ = _get_handles(device)
     get_routine("set_stream")(found, _stream.get_current_stream(device))
     return found
@@ -48,7 +48,7 @@ def get_parameters(device: int) -> int:
 
 @functools.cache
 def get_routine(name: str) -> Any:
-    """A function of ``nvmath.bindings.cusolverDn``; it raises when cuSOLVER refuses its arguments."""
+    """Return a function of ``nvmath.bindings.cusolverDn``; it raises when cuSOLVER refuses its arguments."""
     from nvmath.bindings import cusolverDn
 
     return getattr(cusolverDn, name)

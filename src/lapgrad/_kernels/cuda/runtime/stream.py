@@ -30,12 +30,12 @@ _Result = TypeVar("_Result")
 
 
 def get_current_stream(device: int) -> int:
-    """The address of torch's current stream on a device."""
+    """Return the address of torch's current stream on a device."""
     return _torch_private.get_cuda_stream(device)
 
 
 def get_current_device() -> int:
-    """The number of torch's current device."""
+    """Return the number of torch's current device."""
     return _torch_private.get_cuda_device()
 
 
@@ -62,7 +62,7 @@ def on_its_device(kernel: Callable[_Parameters, _Result]) -> Callable[_Parameter
 
 
 def bind_context(device: int) -> None:
-    """Makes the device's context current in a thread whose first CUDA call is lapgrad's own.
+    """Make the device's context current in a thread whose first CUDA call is lapgrad's own.
 
     Autograd runs backward passes in threads of its own, and torch makes a context current there only with its
     first call into the CUDA runtime: a launch through the driver may come before.
@@ -82,7 +82,7 @@ def is_capturing() -> bool:
 
 @functools.cache
 def get_architecture(device: int) -> str:
-    """The architecture that NVRTC compiles for, such as ``sm_90``."""
+    """Return the architecture that NVRTC compiles for, such as ``sm_90``."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 

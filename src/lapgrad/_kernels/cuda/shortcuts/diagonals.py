@@ -20,7 +20,7 @@ def plan_diagonal(d: Tensor) -> Planned | None:
 
 
 def make_diagonal(d: Tensor) -> Tensor:
-    """The matrix with the diagonal d."""
+    """Return the matrix with the diagonal d."""
     return torch.diag_embed(d)
 
 
@@ -31,7 +31,7 @@ def plan_extracted_diagonal(A: Tensor) -> Planned | None:
 
 
 def extract_diagonal(A: Tensor) -> Tensor:
-    """The diagonal of A, as a copy."""
+    """Return the diagonal of A, as a copy."""
     return torch.diagonal_copy(A, 0, -2, -1)
 
 
@@ -56,7 +56,7 @@ def plan_mirrored(A: Tensor, lower: bool) -> Planned | None:
 
 
 def mirror(A: Tensor, lower: bool) -> Tensor:
-    """The symmetric matrix with A's named triangle, in functions of torch."""
+    """Return the symmetric matrix with A's named triangle, in functions of torch."""
     return A.tril() + A.tril(-1).mT if lower else A.triu() + A.triu(1).mT
 
 

@@ -26,7 +26,7 @@ from lapgrad._torch.layout import allocate_like
 
 
 def factorise(A: Tensor, lower: bool) -> Tensor | None:
-    """The Cholesky factor of A."""
+    """Return the Cholesky factor of A."""
     L = allocate_like(A)
     if A.dim() == 2 and _thresholds.POTRF_SMALL < len(A) <= _thresholds.POTRF_ALONE:
         return _factorise_alone(L, A, lower)
@@ -40,7 +40,7 @@ def _factorise_alone(L: Tensor, A: Tensor, lower: bool) -> Tensor | None:
 
 
 def factorise_with_status(A: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-    """The Cholesky factor of A, and a status per item."""
+    """Return the Cholesky factor of A, and a status per item."""
     L, info = allocate_like(A), A.new_empty(A.shape[:-2], dtype=torch.int32)
     _potrf.potrf(L, A, lower, info)
     return L, info
@@ -56,20 +56,20 @@ def plan_gradient_of_factor(L: Tensor, gL: Tensor, info: Tensor | None, lower: b
 
 
 def pull_back_factor(L: Tensor, gL: Tensor, info: Tensor | None, lower: bool) -> Tensor:
-    """The gradient of the Cholesky factorisation."""
+    """Return the gradient of the Cholesky factorisation."""
     gA = allocate_like(L)
     _potrf.potrf_vjp(gA, L, gL, lower, info)
     return gA
 
 
 def invert_from_factor(L: Tensor, lower: bool) -> Tensor | None:
-    """The inverse of a matrix from its Cholesky factor."""
+    """Return the inverse of a matrix from its Cholesky factor."""
     B = allocate_like(L)
     return B if _potri.potri(B, L, lower) is None else None
 
 
 def pull_back_inverse_from_factor(L: Tensor, gB: Tensor, lower: bool) -> Tensor:
-    """The gradient of ``invert_from_factor``."""
+    """Return the gradient of ``invert_from_factor``."""
     gL = allocate_like(L)
     _potri.potri_vjp(gL, L, gB, lower)
     return gL

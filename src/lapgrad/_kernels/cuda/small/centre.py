@@ -13,7 +13,7 @@ _BYTES = (_THREADS + 8) * 8
 def plan_centring(
     mean: Tensor, centred: Tensor, unit: Tensor, X: Tensor, least: float, degrees: int
 ) -> Launch:
-    """The launch for X, (items, n, d), any strides; the results are contiguous."""
+    """Return the launch for X, (items, n, d), any strides; the results are contiguous."""
     items, n, d = X.shape
     results = (mean.data_ptr(), centred.data_ptr(), unit.data_ptr())
     return (

@@ -120,7 +120,7 @@ def find_dependent_row_later(
 
 
 def plan_factorisation(L: Tensor, Q: Tensor | None, A: Tensor, positive: bool, cell: Tensor | None) -> Launch:
-    """The launch that factors."""
+    """Return the launch that factors."""
     items, m, n = A.shape
     orthogonal = (0, 0, 0, 0) if Q is None else (Q.data_ptr(), *Q.stride())
     operands = (L.data_ptr(), *L.stride(), *orthogonal, A.data_ptr(), *A.stride())
@@ -143,7 +143,7 @@ def _choose_factor_geometry(items: int, m: int, n: int, dtype: torch.dtype) -> G
 
 
 def plan_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | None) -> Launch:
-    """The launch that computes the gradient."""
+    """Return the launch that computes the gradient."""
     items, m, n = Q.shape
     operands: list[int] = []
     for operand in (gA, Q, L, gQ, gL):
@@ -153,7 +153,7 @@ def plan_vjp(gA: Tensor, Q: Tensor, L: Tensor, gQ: Tensor | None, gL: Tensor | N
 
 
 def plan_dependent_row_search(L: Tensor, tolerance: float, relative_to_largest: bool, cell: Tensor) -> Launch:
-    """The launch that reports rows without a derivative."""
+    """Return the launch that reports rows without a derivative."""
     items, _, rank = L.shape
     lanes = 8 if rank <= 64 else 32
     grid = (-(-items * rank * lanes // _THREADS),)

@@ -67,7 +67,7 @@ def list_kernels(n: int, rows_of_warp: int, dtype: torch.dtype) -> list[tuple[st
 def plan_finish(
     L: Tensor, Q: Tensor | None, work: Tensor, signs: Tensor, panel: int, cell: Tensor | None
 ) -> Launch:
-    """The launch that completes L and prepares Q."""
+    """Return the launch that completes L and prepares Q."""
     items, m, n = work.shape
     rest = (0, 0, 0, 0) if Q is None else (Q.data_ptr(), *Q.stride())
     return (

@@ -49,7 +49,7 @@ def gelqf(L: Tensor, Q: Tensor | None, A: Tensor) -> tuple[int, int] | None:
 
 
 def plan_factorisation(L: Tensor, rows: Tensor, cell: Tensor | None, with_q: bool = True) -> Iterator[Launch]:
-    """The launches that factor ``rows``, contiguous, which then is Q; each to run before the next.
+    """Return the launches that factor ``rows``, contiguous, which then is Q; each to run before the next.
 
     Without Q the diagonal of L has any signs, and L may lie in the first columns of ``rows``.
     """

@@ -57,7 +57,7 @@ def gesvd(S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor) -> tuple[int
 def plan_decomposition(
     S: Tensor, U: Tensor | None, V: Tensor | None, A: Tensor, cell: Tensor | None
 ) -> Launch:
-    """The launch for A with one batch dimension and contiguous results."""
+    """Return the launch for A with one batch dimension and contiguous results."""
     items, m, n = A.shape
     k, width, tall = min(m, n), max(m, n), m > n
     rows, columns, lanes, threads = next(kind for kind in _KINDS if k <= kind[0] and width <= kind[1])
@@ -145,7 +145,7 @@ def plan_vjp(
     tol: float,
     cell: Tensor | None,
 ) -> Launch:
-    """The launch that computes the gradient: matrices with one batch dimension, contiguous values."""
+    """Return the launch that computes the gradient: matrices with one batch dimension, contiguous values."""
     if U.shape[-1] > V.shape[-1]:
         gA, U, V, gU, gV = gA.mT, V, U, gV, gU
     items, k, n = V.shape

@@ -82,7 +82,7 @@ def plan_decomposition(S: Tensor, U: Tensor, V: Tensor, A: Tensor, cell: Tensor 
 
 
 def plan_values(S: Tensor, A: Tensor, cell: Tensor | None) -> Iterator[Launch]:
-    """The launches that compute S alone, each to run before the next."""
+    """Return the launches that compute S alone, each to run before the next."""
     source = A.mT if A.shape[-2] > A.shape[-1] else A
     items, k, n = source.shape
     together = min(items, max(1, _thresholds.GESVD_WORKSPACE // (k * n * A.element_size())))
@@ -103,7 +103,7 @@ def _sort_rows(target: Tensor, A: Tensor) -> Tensor:
 
 
 def _plan_factorisation(L: Tensor, rows: Tensor, with_q: bool) -> Iterator[Launch]:
-    """The launches after which L, and ``rows`` if wanted, hold the factors of ``rows``."""
+    """Return the launches after which L, and ``rows`` if wanted, hold the factors of ``rows``."""
     if rows.shape[-1] > _thresholds.GELQF_SMALL:
         yield from _gelqf_wide.plan_factorisation(L, rows, None, with_q)
     else:

@@ -85,7 +85,7 @@ def compute_vjp(
 
 
 def plan_filter(s: Tensor, model: Sequence[Tensor], cell: Tensor | None) -> Launch:
-    """The launch that computes values."""
+    """Return the launch that computes values."""
     n, p = _get_sizes(model)
     shared = _count_bytes(n, p, s, adjoint=False)
     name, threads = _name_kernel("filter", n, p)
@@ -110,7 +110,7 @@ def plan_vjp(
 
 
 def make_dense(operands: Sequence[Tensor]) -> list[Tensor]:
-    """The operands with matrices and vectors that lie row by row; copied only where they do not."""
+    """Return the operands with matrices and vectors that lie row by row; copied only where they do not."""
     return [
         operand if operand[:1, :1].is_contiguous() and (has_times or operand[:1].is_contiguous())
         else operand.contiguous()

@@ -63,7 +63,7 @@ def plan_factorisation(
     info: Tensor | None = None,
     cell: Tensor | None,
 ) -> Launch:
-    """The launch that factors A (items, n, n) and writes whatever is given.
+    """Return the launch that factors A (items, n, n) and writes whatever is given.
 
     ``scaled``: entries near the ends of the range are scaled; pivots (items, n + 1) end with the exponent.
     """
@@ -97,7 +97,7 @@ def plan_small_inverse(
     info: Tensor | None = None,
     cell: Tensor | None,
 ) -> Launch:
-    """The launch that writes X := A⁻¹, or A⁻ᵀ, times a weight and the determinant; order up to 32."""
+    """Return the launch that writes X := A⁻¹, or A⁻ᵀ, times a weight and the determinant; order up to 32."""
     items, n, _ = A.shape
     name, grid, threads, shared = _choose_factor_geometry(items, n, A.dtype)
     weights = (0, 0) if weight is None else (weight.data_ptr(), weight.stride(0))
@@ -120,7 +120,7 @@ def plan_inverse(
     info: Tensor | None = None,
     cell: Tensor | None,
 ) -> Launch:
-    """The launch that writes what ``plan_small_inverse`` does, from factors of order 33 to 128."""
+    """Return the launch that writes what ``plan_small_inverse`` does, from factors of order 33 to 128."""
     weights = (0, 0) if weight is None else (weight.data_ptr(), weight.stride(0))
     return (
         *_plan_medium(X, LU, pivots, None, transpose=False, turned=transpose),
@@ -129,7 +129,7 @@ def plan_inverse(
 
 
 def plan_solution(X: Tensor, LU: Tensor, pivots: Tensor, B: Tensor, transpose: bool) -> Launch:
-    """The launch that solves with the factors of ``plan_factorisation`` with ``scaled``."""
+    """Return the launch that solves with the factors of ``plan_factorisation`` with ``scaled``."""
     items, n, columns = B.shape
     if n > _thresholds.LU_IN_WARP:
         return *_plan_medium(X, LU, pivots, B, transpose=transpose), 0, 0, 0, 0, 0, 0

@@ -12,7 +12,7 @@ _THREADS = 128
 
 
 def factorise(work: Tensor, pivots: Tensor) -> None:
-    """Replaces ``work`` (items, n, n), contiguous, which holds Aᵀ, by the factors of A, transposed.
+    """Replace ``work`` (items, n, n), contiguous, which holds Aᵀ, by the factors of A, transposed.
 
     The first n columns of ``pivots`` (items, n or more), int32, receive LAPACK's pivots.
     """

@@ -24,12 +24,12 @@ _PASSES = 4
 
 
 def plan_packing(v: Tensor, A: Tensor, offset: int, lower: bool) -> Launch:
-    """The launch of v (items, 1, length) := the entries of a triangle of A (items, n, n)."""
+    """Return the launch of v (items, 1, length) := the entries of a triangle of A (items, n, n)."""
     return _plan_move(A, v, offset, lower, unpacks=False)
 
 
 def plan_unpacking(A: Tensor, v: Tensor, offset: int, lower: bool) -> Launch:
-    """The launch of A (items, n, n) := v (items, 1, length) in one triangle, and zeros."""
+    """Return the launch of A (items, n, n) := v (items, 1, length) in one triangle, and zeros."""
     return _plan_move(A, v, offset, lower, unpacks=True)
 
 
@@ -52,14 +52,14 @@ def _plan_move(A: Tensor, v: Tensor, offset: int, lower: bool, unpacks: bool) ->
 
 
 def plan_mirror(A: Tensor) -> Launch:
-    """The launch that mirrors the lower triangles of A (items, n, n), contiguous."""
+    """Return the launch that mirrors the lower triangles of A (items, n, n), contiguous."""
     items, n, _ = A.shape
     lanes, passes, grid = _divide_rows(items * n, n)
     return "packing", "mirror_rows<{T}>", A, grid, _THREADS, 0, A.data_ptr(), n, items, lanes, passes
 
 
 def plan_mirrored_copy(B: Tensor, A: Tensor, lower: bool) -> Launch:
-    """The launch of B := the symmetric matrix with A's named triangle; B (items, n, n), contiguous."""
+    """Return the launch of B := the symmetric matrix with A's named triangle; B (items, n, n), contiguous."""
     items, n, _ = A.shape
     item, row, column = A.stride()
     if not lower:
@@ -76,7 +76,7 @@ def plan_mirrored_copy(B: Tensor, A: Tensor, lower: bool) -> Launch:
 
 
 def plan_gathered_diagonals(d: Tensor, A: Tensor) -> Launch:
-    """The launch of d := the diagonals of A (items, n, n); d is contiguous."""
+    """Return the launch of d := the diagonals of A (items, n, n); d is contiguous."""
     items, n, _ = A.shape
     item, row, column = A.stride()
     operands = (d.data_ptr(), A.data_ptr(), item, row + column, n, items * n)
@@ -84,7 +84,7 @@ def plan_gathered_diagonals(d: Tensor, A: Tensor) -> Launch:
 
 
 def plan_diagonals(A: Tensor, d: Tensor) -> Launch:
-    """The launch of A := diag(d); A (items, n, n), contiguous, and d (items, n)."""
+    """Return the launch of A := diag(d); A (items, n, n), contiguous, and d (items, n)."""
     items, n = d.shape
     lanes, passes, grid = _divide_rows(items * n, n)
     operands = (A.data_ptr(), d.data_ptr(), *d.stride(), n, items, lanes, passes)

@@ -56,7 +56,7 @@ def potrf_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | Non
 
 
 def plan_factorisation(L: Tensor, A: Tensor, lower: bool, info: Tensor | None, cell: Tensor | None) -> Launch:
-    """The launch that factors; an upper factor is the lower one of the transposed memory."""
+    """Return the launch that factors; an upper factor is the lower one of the transposed memory."""
     items, n, _ = A.shape
     name, grid, threads, shared = _choose_factor_geometry(items, n, A.dtype)
     sizes = (n, items) if n <= _thresholds.POTRF_IN_WARP else (n,)
@@ -71,7 +71,7 @@ def plan_factorisation(L: Tensor, A: Tensor, lower: bool, info: Tensor | None, c
 
 
 def plan_vjp(gA: Tensor, L: Tensor, gL: Tensor, lower: bool, info: Tensor | None) -> Launch:
-    """The launch that computes the gradient."""
+    """Return the launch that computes the gradient."""
     items, n, _ = L.shape
     name, grid, threads, shared = _choose_vjp_geometry(items, n, L.dtype)
     sizes = (n, items) if n <= _thresholds.POTRF_IN_WARP else (n,)

@@ -16,7 +16,7 @@ from lapgrad._kernels.cuda.small import triangular as _triangular
 
 
 def factorise_upper(A: Tensor, size: int, codes: Tensor) -> None:
-    """Overwrites the upper triangles of A (items, n, n) with R, A = Rᵀ R, in blocks of order ``size``.
+    """Overwrite the upper triangles of A (items, n, n) with R, A = Rᵀ R, in blocks of order ``size``.
 
     ``codes`` (blocks, items) receives the status of each diagonal block, counted from its first row. A block
     that fails becomes the identity.

@@ -23,7 +23,7 @@ def serves(items: int, m: int, n: int, k: int) -> bool:
 def plan_triangular_factor(
     C: Tensor, L: Tensor, A: Tensor, lower: bool, transpose: bool, rightside: bool
 ) -> Launch:
-    """The launch of C := t(L) A, or A t(L); all of them (items, rows, columns), any strides."""
+    """Return the launch of C := t(L) A, or A t(L); all of them (items, rows, columns), any strides."""
     if rightside:  # Cᵀ = t(L)ᵀ Aᵀ
         C, A, transpose = C.mT, A.mT, not transpose
     if transpose:
@@ -32,14 +32,14 @@ def plan_triangular_factor(
 
 
 def plan_triangular_result(C: Tensor, A: Tensor, B: Tensor, lower: bool, alpha: float) -> Launch:
-    """The launch of one triangle of C := alpha A B, zeros in the other."""
+    """Return the launch of one triangle of C := alpha A B, zeros in the other."""
     if not lower:  # Cᵀ = Bᵀ Aᵀ
         C, A, B = C.mT, B.mT, A.mT
     return _plan(_TRIANGULAR_RESULT, C, A, B, 0, alpha)
 
 
 def plan_symmetric_result(C: Tensor, A: Tensor) -> Launch:
-    """The launch of C := A Aᵀ, symmetric to the last bit."""
+    """Return the launch of C := A Aᵀ, symmetric to the last bit."""
     return _plan(_SYMMETRIC_RESULT, C, A, A.mT, 0, 1.0)
 
 

@@ -19,7 +19,7 @@ _PASSES = 4
 
 
 def plan_sum(s: Tensor, A: Tensor) -> Launch:
-    """The launch of s := the sums of log |a_ii|; s (items), contiguous, and A (items, n, n)."""
+    """Return the launch of s := the sums of log |a_ii|; s (items), contiguous, and A (items, n, n)."""
     items, n, _ = A.shape
     item, row, column = A.stride()
     operands = (s.data_ptr(), A.data_ptr(), item, row + column, n)

@@ -45,7 +45,7 @@ def syevd(eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool) -> tupl
 def plan_decomposition(
     eigenvalues: Tensor, U: Tensor | None, A: Tensor, lower: bool, cell: Tensor | None
 ) -> Launch:
-    """The launch for A with one batch dimension and contiguous results."""
+    """Return the launch for A with one batch dimension and contiguous results."""
     items, n, _ = A.shape
     order, lanes, threads = next(kind for kind in _KINDS if n <= kind[0])
     matrices = threads // lanes

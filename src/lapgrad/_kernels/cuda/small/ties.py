@@ -92,7 +92,7 @@ class TieCheck:
 
 
 def plan_search(values: Tensor, tol: float, zeros: bool, cell: Tensor | None) -> Launch:
-    """The launch that looks for equal neighbours among values, and for zeros if wanted."""
+    """Return the launch that looks for equal neighbours among values, and for zeros if wanted."""
     return (
         "spectral_ties",
         "find_ties<{T}>",

@@ -49,7 +49,7 @@ def get_queue(stem: str, names: tuple[str, ...], like: Tensor) -> tuple[Any, int
 
 @functools.cache
 def _load_kernels(stem: str, names: tuple[str, ...], device: int, dtype: torch.dtype) -> Any:
-    """The core's object for the kernels of one file, for one device and element type."""
+    """Return the core's object for the kernels of one file, for one device and element type."""
     _libraries.bind_cublas()
     _libraries.bind_driver()
     architecture = _stream.get_architecture(device)
@@ -71,6 +71,6 @@ def describe_operand(A: Tensor | None) -> tuple[_device.Blocks, Tensor | None]:
 
 
 def transpose_blocks(blocks: _device.Blocks) -> _device.Blocks:
-    """The transposed matrices in the same memory."""
+    """Return the transposed matrices in the same memory."""
     address, items, step, m, n, row, col = blocks
     return address, items, step, n, m, col, row

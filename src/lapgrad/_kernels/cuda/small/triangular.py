@@ -114,7 +114,7 @@ def _round_to_panels(n: int) -> int:
 
 
 def plan_zero_pivot_search(L: Tensor, cell: Tensor) -> Launch:
-    """The launch that reports zeros on the diagonal."""
+    """Return the launch that reports zeros on the diagonal."""
     items, n = L.shape[:2]
     item, row, column = L.stride()
     grid = (-(-items * n // _THREADS),)

@@ -135,7 +135,7 @@ class Worker:
 
 
 def _find_method(library: Any, name: str) -> Callable[..., Any] | None:
-    """Returns the formula of an operator that the library offers under its own name; None if it does not."""
+    """Return the formula of an operator that the library offers under its own name; None if it does not."""
     stem = name.rpartition(".")[2]
     return (lambda la, *operands: getattr(la, stem)(*operands)) if hasattr(library, stem) else None
 

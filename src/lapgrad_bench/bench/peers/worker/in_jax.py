@@ -136,5 +136,5 @@ class Library:
         return self.np.broadcast_to(x, (*batch, *x.shape))
 
     def over_steps(self, step: Callable[[Any, Any], Any], carry: Any, y: Any) -> Any:
-        """Carries a state through the steps of series y (*batch, steps, p)."""
+        """Carry a state through the steps of series y (*batch, steps, p)."""
         return self.jax.lax.scan(lambda c, y: (step(c, y), None), carry, self.np.moveaxis(y, -2, 0))[0]
