@@ -69,7 +69,7 @@ x_new = torch.linspace(-1.15, 1.15, 300, dtype=torch.float64)
 for place, (name, model) in zip(
     axes[1:], {f"degree {best}": models[best], "Fourier": fourier}.items(), strict=True
 ):
-    model.plot(place, noise=False)
+    model.plot(place, noise=False, margin=0.2)
     with torch.no_grad():
         draws = model.sample(x_new, 4, generator=1)
     drawn = place.plot(x_new, draws.mT, color="#d1495b", linewidth=0.7, alpha=0.7)

@@ -69,7 +69,7 @@ if grid.is_first:
     axes.fill_between(line, mean - 2 * deviation, mean + 2 * deviation, alpha=0.3, label="two deviations")
     axes.plot(line, mean, label="mean")
     axes.plot(line, torch.sin(9 * line) * torch.cos(torch.tensor(2.5)), "--", label="truth")
-    axes.set(xlabel="first coordinate", ylabel="f at 0.5 of the second")
+    axes.set(xlabel="first coordinate", ylabel="f, second coordinate 0.5")
     axes.set_title(f"{n} observations, processes: {grid.size}")
     axes.legend()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pydoc
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -28,6 +30,7 @@ MODULES = (
 )
 #: Modules that are imported when they are first asked for.
 LATE = {"lapgrad": {"distributed", "models", "sklearn"}}
+METACLASSES = {"type", "abc.ABCMeta", "ABCMeta"}
 
 
 def find_names() -> Iterator[str]:
@@ -92,3 +95,12 @@ def test_help_shows_the_arguments_of_constructors(path: str) -> None:
     explained = pydoc.getdoc(value).partition("Args:\n")[2].partition("\n\n")[0]
     names = re.findall(r"^    \**(\w+)(?:, \**\w+)*:", explained, re.MULTILINE)
     assert set(names) <= set(inspect.signature(value).parameters)
+
+
+def test_type_checkers_see_the_constructors() -> None:
+    """They would take the ``__call__`` of a metaclass for the constructor of all of its classes."""
+    for path in (Path(__file__).parents[2] / "src" / "lapgrad").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and {ast.unparse(base) for base in node.bases} & METACLASSES:
+                seen = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                assert "__call__" not in seen, f"{path.name}: {node.name}"

@@ -18,7 +18,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -283,10 +283,13 @@ def unbounded() -> Any:
 class _SealedType(abc.ABCMeta):
     """The type of classes whose instances get no new attributes once their constructor has ended."""
 
-    def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        made = super().__call__(*arguments, **options)
-        made.__dict__["_is_sealed"] = True
-        return made
+    # Type checkers and editors would take its arguments and its result for those of every constructor.
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *arguments, **options):
+            made = super().__call__(*arguments, **options)
+            made.__dict__["_is_sealed"] = True
+            return made
 
     @property
     def __signature__(cls) -> inspect.Signature:

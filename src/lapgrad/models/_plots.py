@@ -63,7 +63,7 @@ def plot_points(axes: Any, x: Tensor, y: Tensor, *, label: str = "data", colour:
     )
 
 
-def make_grid(x: Tensor, count: int, beyond: float = 0.05) -> Tensor:
+def make_grid(x: Tensor, count: int, beyond: float) -> Tensor:
     """Return ``count`` points over the range of x (n,), widened by the fraction ``beyond`` at both ends."""
     low, high = float(x.min()), float(x.max())
     margin = beyond * (high - low) or 1.0

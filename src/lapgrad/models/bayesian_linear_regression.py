@@ -304,13 +304,16 @@ class BayesianLinearRegression(Model):
         values = _weights.compute_log_densities(posterior, design, unit, noise_var) - self.y_scale.log()
         return self._restore_targets(values)
 
-    def plot(self, axes: Any = None, *, points: int = 400, noise: bool = True) -> Any:
+    def plot(
+        self, axes: Any = None, *, points: int = 400, noise: bool = True, margin: float = 0.1
+    ) -> Any:
         """Plot mean, 95 % band and data over one input, with matplotlib.
 
         Args:
             axes: Matplotlib axes to draw into; None: those of a new figure.
             points: Number of inputs at which the mean is plotted.
             noise: Plot the band of observations, else that of f.
+            margin: How far to plot beyond the data, relative to their range.
 
         Returns:
             The axes.
@@ -323,7 +326,7 @@ class BayesianLinearRegression(Model):
                 f"BayesianLinearRegression.plot: one input and one target can be drawn, there are "
                 f"{self.X.shape[1]} and {self.Y.shape[1]}."
             )
-        x = _plots.make_grid(self.X[:, 0], points)
+        x = _plots.make_grid(self.X[:, 0], points, margin)
         with torch.no_grad():
             mean, variance = self.predict(x, noise=noise)
         return _plots.plot_fit(x, mean.reshape(-1), variance, (self.X[:, 0], self.Y[:, 0]), axes)

@@ -345,8 +345,9 @@ def test_float32_learns_as_float64_does(method):
 def test_plot():
     mpl.use("Agg")
     x = torch.linspace(-1.0, 1.0, 10, dtype=torch.float64, device=DEVICE)
-    axes = BayesianLinearRegression(x, x**2, PolynomialFeatures(2), normalise=False).plot()
-    assert axes.lines
+    axes = BayesianLinearRegression(x, x**2, PolynomialFeatures(2), normalise=False).plot(margin=0.2)
+    drawn = axes.lines[0].get_xdata()
+    assert (drawn[0], drawn[-1]) == pytest.approx((-1.4, 1.4))
     with pytest.raises(OptionError, match="one input and one target can be drawn, there are 2 and 1"):
         make_model().plot()
 
