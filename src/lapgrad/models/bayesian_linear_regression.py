@@ -304,9 +304,7 @@ class BayesianLinearRegression(Model):
         values = _weights.compute_log_densities(posterior, design, unit, noise_var) - self.y_scale.log()
         return self._restore_targets(values)
 
-    def plot(
-        self, axes: Any = None, *, points: int = 400, noise: bool = True, margin: float = 0.1
-    ) -> Any:
+    def plot(self, axes: Any = None, *, points: int = 400, noise: bool = True, margin: float = 0.1) -> Any:
         """Plot mean, 95 % band and data over one input, with matplotlib.
 
         Args:

@@ -107,7 +107,12 @@ def format_plan(n: int, processes: list[int], machine: Machine) -> list[str]:
         if machine.memory and found.memory > machine.memory:
             memory += ": too much"
         lines.append(
-            f"| {count} | {shape[0]} × {shape[1]} | {found.seconds:.3g} | {found.products:.3g} | "
-            f"{found.messages:.3g} | {100 * found.efficiency:.0f} % | {memory} |"
+            f"| {count} | {shape[0]} × {shape[1]} | {_round(found.seconds)} | {_round(found.products)} | "
+            f"{_round(found.messages)} | {100 * found.efficiency:.0f} % | {memory} |"
         )
     return lines
+
+
+def _round(seconds: float) -> str:
+    """Return seconds with three digits, never as a power of ten: 0.109, 1920."""
+    return f"{float(f'{seconds:.3g}'):g}"
