@@ -45,6 +45,14 @@ def unknown_option(operator: str, argument: str, value: object, known: Sequence[
     return OptionError(f"{operator}: {argument} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
+def not_a_number(operator: str, argument: str, value: object) -> DTypeError:
+    """The error for a ``value`` to scale with that is a tensor, or no real number."""
+    if isinstance(value, torch.Tensor):
+        hint = "Multiply by a tensor outside of the call: its gradient is then recorded."
+        return DTypeError(f"{operator}: {argument} must be a number, got a tensor. {hint}")
+    return DTypeError(f"{operator}: {argument} must be a real number, got {value!r}.")
+
+
 def not_finite(operator: str, argument: str, batch: Sequence[int], flat: int) -> NonFiniteError:
     """Return the error for a NaN or an infinity in item ``flat`` of the batch."""
     item = batch_index(flat, batch)

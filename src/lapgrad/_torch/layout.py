@@ -6,6 +6,7 @@ only after a comparison has failed.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from lapgrad._torch.pages import use_huge_pages
 
 _FLOATS = frozenset((torch.float32, torch.float64))
 _HALVES = frozenset((torch.float16, torch.bfloat16))
+#: Types of scale factors; tracers have their own.
+_NUMBERS = (numbers.Real, torch.SymFloat, torch.SymInt)
 
 
 def check_matrix(operator: str, argument: str, A: Tensor) -> Tensor:
@@ -87,6 +90,13 @@ def _check_float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
         if value.dtype in _HALVES and of_device != "meta" and torch.is_autocast_enabled(of_device):
             return value.float()
     raise _errors.wrong_dtype(operator, argument, value)
+
+
+def check_factor(operator: str, argument: str, value: Any) -> float:
+    """``value``, a number to scale with. Raises for a tensor: a gradient would end there unnoticed."""
+    if isinstance(value, Tensor) or not (is_compiling() or isinstance(value, _NUMBERS)):
+        raise _errors.not_a_number(operator, argument, value)
+    return float(value) if isinstance(value, numbers.Real) and not is_compiling() else value
 
 
 def make_refusal_of_sparse(name: str) -> Callable[..., Any]:

@@ -74,6 +74,7 @@ def mvn_nll(A: Tensor, Y: Tensor, *, lower: bool = True, overwrite: bool = False
     if isinstance(Y, Tensor) and Y.dim() == 1:
         Y = _columns.make_column("fused.mvn_nll", "A", A, "Y", Y)
     A, Y, batch = _columns.check_operands("fused.mvn_nll", "A", A, "Y", Y)
+    lower = bool(lower)
     if A.shape[:-2] != batch:
         return _evaluate_shared(A, Y, lower, overwrite)
     Y = _layout.expand_batch(Y, batch)

@@ -43,6 +43,9 @@ def apply(
         wanted = f"L must be n x n and A {'m x n (rightside=True)' if rightside else 'n x m'}"
         raise _errors.shapes_do_not_fit(name, {"L": L, "A": A}, wanted)
 
+    lower, transpose, rightside = bool(lower), bool(transpose), bool(rightside)
+    if type(alpha) is not float:
+        alpha = _layout.check_factor(name, "alpha", alpha)
     # Slices of shapes take half a microsecond, which is noticeable for a small matrix.
     if alpha == 1.0 and not overwrite and L.dim() == 2 and A.dim() == 2:
         return operator.call(L, A, lower, transpose, rightside)

@@ -94,7 +94,7 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> LQ | T
         factors = _take_shortcut(A, positive)
         if factors is not None:
             return LQ(*factors)
-    A = check_matrix("gelqf", "A", A)
+    A, positive = check_matrix("gelqf", "A", A), bool(positive)
     if mode == "reduced":
         return LQ(*operator.call(A, positive))
     if mode == "l":

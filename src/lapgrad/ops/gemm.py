@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from lapgrad import _errors
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Overwriting, define
-from lapgrad._torch.layout import broadcast_batch, check_matrix, check_same_kind, expand_batch
+from lapgrad._torch.layout import broadcast_batch, check_factor, check_matrix, check_same_kind, expand_batch
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -75,6 +75,7 @@ def gemm(
     if inner != inner_b or C.shape[-2] != rows or C.shape[-1] != columns:
         wanted = "the product ta(A) tb(B) must exist and have the rows and columns of C"
         raise _errors.shapes_do_not_fit("gemm", {"A": A, "B": B, "C": C}, wanted)
+    alpha, beta = check_factor("gemm", "alpha", alpha), check_factor("gemm", "beta", beta)
     if not A.shape[:-2] == B.shape[:-2] == C.shape[:-2]:
         batch = broadcast_batch("gemm", A=A, B=B, C=C)
         if overwrite and C.shape[:-2] != batch:

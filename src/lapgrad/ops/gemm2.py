@@ -15,6 +15,7 @@ from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import (
     allocate_matrix,
     broadcast_batch,
+    check_factor,
     check_matrix,
     check_same_kind,
     expand_batch,
@@ -69,6 +70,7 @@ def gemm2(
     check_same_kind("gemm2", A=A, B=B)
     if A.shape[-2 if transpose_a else -1] != B.shape[-1 if transpose_b else -2]:
         raise _errors.shapes_do_not_fit("gemm2", {"A": A, "B": B}, "the product ta(A) tb(B) must exist")
+    alpha = check_factor("gemm2", "alpha", alpha)
     if alpha != 1.0 and is_compiling():
         # A number in the call would be compiled in, and every new value compiled again.
         return _align_operands(A, B, transpose_a, transpose_b, 1.0) * alpha

@@ -14,6 +14,7 @@ from lapgrad._torch.define import Formulas, Operator, define
 from lapgrad._torch.layout import (
     allocate_matrix,
     broadcast_batch,
+    check_factor,
     check_matrix,
     check_same_kind,
     expand_batch,
@@ -77,6 +78,8 @@ def gemmt(
     if inner != inner_b or rows != columns:
         wanted = "the product ta(A) tb(B) of n x k and k x n must exist and be square"
         raise _errors.shapes_do_not_fit("gemmt", {"A": A, "B": B}, wanted)
+    lower, transpose_a, transpose_b = bool(lower), bool(transpose_a), bool(transpose_b)
+    alpha = check_factor("gemmt", "alpha", alpha)
     if A.shape[:-2] != B.shape[:-2]:
         batch = broadcast_batch("gemmt", A=A, B=B)
         A, B = expand_batch(A, batch), expand_batch(B, batch)

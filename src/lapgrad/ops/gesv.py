@@ -67,6 +67,7 @@ def gesv(A: Tensor, B: Tensor, *, transpose: bool = False) -> Tensor:
         if isinstance(A, Tensor) and A.dim() >= 2 and B.shape[0] != A.shape[-2]:
             raise _errors.vector_does_not_fit("gesv", "B", B, "A", A.shape[-2])
         return gesv(A, B[:, None], transpose=transpose).squeeze(-1)
+    transpose = bool(transpose)
     A, B, batch = _columns.check_operands("gesv", "A", A, "B", B)
     return _columns.solve_side_by_side(lambda A, B: operator.call(A, B, transpose)[0], A, B, batch)
 

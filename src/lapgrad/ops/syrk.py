@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import allocate_like, allocate_matrix, check_matrix
+from lapgrad._torch.layout import allocate_like, allocate_matrix, check_factor, check_matrix
 from lapgrad.ops import gemm2 as _gemm2
 
 
@@ -45,11 +45,14 @@ def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
         tensor([[ 5., 11.],
                 [11., 25.]])
     """
-    if alpha == 1.0 and not is_compiling() and (shortcut := find_shortcut("syrk_shortcut")):
+    # The comparison of a tensor is a tensor.
+    is_unscaled = (alpha == 1.0) is True
+    if is_unscaled and not is_compiling() and (shortcut := find_shortcut("syrk_shortcut")):
         product: Tensor | None = shortcut(A, transpose)
         if product is not None:
             return product
-    B = operator.call(check_matrix("syrk", "A", A), transpose)
+    A, alpha = check_matrix("syrk", "A", A), check_factor("syrk", "alpha", alpha)
+    B = operator.call(A, bool(transpose))
     return B if alpha == 1.0 else B.mul_(alpha)
 
 

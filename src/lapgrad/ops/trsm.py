@@ -71,7 +71,9 @@ def trsm(
         tensor([[1.],
                 [2.]])
     """
-    if alpha == 1.0 and not overwrite and not is_compiling() and (shortcut := find_shortcut("trsm_shortcut")):
+    # The comparison of a tensor is a tensor.
+    is_unscaled = (alpha == 1.0) is True
+    if is_unscaled and not overwrite and not is_compiling() and (shortcut := find_shortcut("trsm_shortcut")):
         X: Tensor | None = shortcut(L, A, lower, transpose, rightside)
         if X is not None:
             return X
