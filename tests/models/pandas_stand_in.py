@@ -23,6 +23,9 @@ class Index:
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.labels.astype(dtype) if dtype is not None else self.labels
 
+    def __getitem__(self, rows: slice) -> Index:
+        return Index(self.labels[rows], self.name)
+
     def to_numpy(self) -> Any:
         return self.labels
 

@@ -45,7 +45,7 @@ from lapgrad.models._storage.entries import FLAG, OPTIONAL_NUMBER, PART, TEXT, c
 from lapgrad.models._training.adam import Rate
 from lapgrad.models._training.fitting import Callback
 from lapgrad.models._training.result import FitResult
-from lapgrad.models.components.base import Component, Sum, describe_component, make_component
+from lapgrad.models.components.base import Block, Component, Sum, describe_component, make_component
 from lapgrad.models.criteria.kalman_filter import Filtered
 from lapgrad.models.criteria.kalman_smoother import Smoothed
 
@@ -150,6 +150,8 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             raise _exceptions.ShapeError(
                 f"{who}: y has {p} values at each time, the component explains {component.observations}."
             )
+        if given.origin.index is not None:
+            component.check_index(who, given.origin.index)
         if noise not in ("full", "diagonal"):
             raise _errors.unknown_option(who, "noise", noise, ("full", "diagonal"))
         if diffuse_variance is not None and not diffuse_variance > 0:
@@ -172,7 +174,7 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             self.to(dtype=self.y.dtype, device=self.y.device)
         with torch.no_grad():
             matrices = self.matrices()
-            self._diffuse = self._choose_diffuse(matrices.block.B, facts.variance)
+            self._diffuse = self._choose_diffuse(matrices.block, known, facts.variance)
             if not _diffuse.sees_all(matrices.block, self.y, self._diffuse.positions):
                 self._check_diffuse()
 
@@ -209,10 +211,10 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             block = set_covariance(block, P)
         return Matrices(block, R[None] if block.R is None else R + block.R)
 
-    def _choose_diffuse(self, B: Tensor, variance: float) -> _diffuse.DiffuseStates:
+    def _choose_diffuse(self, block: Block, y: Tensor, variance: float) -> _diffuse.DiffuseStates:
         flags = self.component.diffuse if self.diffuse_variance is None else ()
         positions = [i for i, flag in enumerate(flags) if flag]
-        return _diffuse.choose_scales(B, positions, variance)
+        return _diffuse.choose_prior(block, positions, y, variance)
 
     def _check_diffuse(self) -> None:
         """Raise a ``DomainError`` if the observations do not determine the diffuse states of a series."""

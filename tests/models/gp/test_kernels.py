@@ -12,6 +12,7 @@ from tolerances import ROUNDED_DISTANCES, assert_close
 from torch import Tensor
 
 import lapgrad
+from lapgrad.models import GPRegression
 from lapgrad.models.kernels import (
     RBF,
     Constant,
@@ -213,6 +214,10 @@ def test_vectors_are_points_of_one_dimension() -> None:
         (lambda: RBF()(draw_points(3, 2), draw_points(3, 2, dtype=torch.float32)), "same dtype"),
         (lambda: RBF()(draw_points(3, 2), draw_points(3, 4)), "same number of columns"),
         (lambda: RBF([1.0, 2.0, 3.0])(draw_points(3, 2)), "3 lengthscales for points of 2 dimensions"),
+        (
+            lambda: GPRegression(draw_points(3, 2), draw_points(3), RBF([1.0, 2.0, 3.0])),
+            "3 lengthscales for points of 2 dimensions",
+        ),
         (lambda: RBF(active_dims=[2])(draw_points(3, 2)), "active_dims"),
         (lambda: RBF(-1.0), "lengthscale must be positive"),
         (lambda: RBF(math.nan), "lengthscale must be positive"),

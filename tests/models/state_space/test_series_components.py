@@ -11,6 +11,7 @@ import pytest
 import torch
 from device import DEVICE
 from joint_gaussian import JointGaussian
+from pandas_stand_in import DataFrame, Index, Series
 from tolerances import OTHER_IMPLEMENTATION, SUMS_OVER_STEPS, assert_close
 from torch import Tensor
 
@@ -270,6 +271,44 @@ def test_regressors_of_the_forecast() -> None:
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_columns_and_labels_of_regressors() -> None:
+    months = np.datetime64("2020-01") + np.arange(63)
+    X = np.random.default_rng(0).normal(size=(63, 2))
+
+    def frame(first: int, last: int, columns: tuple[str, ...] = ("price", "rain"), shift: int = 0) -> Any:
+        index = Index((months + shift)[first:last].astype("datetime64[D]"))
+        return DataFrame(X[first:last, [columns.index(name) for name in columns]], index, columns)
+
+    y = Series(sunspots().numpy(force=True), frame(0, 60).index)
+    model = LinearGaussianSSM(y, LocalLevel(30.0) + Regression(frame(0, 60)), noise_var=10.0)
+    expected = model.forecast(3, X=X[60:]).mean
+    np.testing.assert_array_equal(model.forecast(3, X=frame(60, 63)[["rain", "price"]]).mean, expected)
+    later = Index(np.arange(60, 63))  # of rows: no dates
+    np.testing.assert_array_equal(model.forecast(3, X=DataFrame(X[60:], later)).mean, expected)
+    drawn = [model.sample(3, 2, X=rows, generator=0) for rows in (frame(60, 63), X[60:])]
+    np.testing.assert_array_equal(*drawn)
+    for call, message in (
+        (lambda: model.forecast(3, X=DataFrame(X[60:], later, ["price", "snow"])), "must have the columns"),
+        (
+            lambda: LinearGaussianSSM(y, LocalLevel() + Regression(frame(0, 60, shift=1))),
+            "at row 0 2020-01-01 and 2020-02-01",
+        ),
+    ):
+        with pytest.raises(lapgrad.OptionError, match=message):
+            call()
+
+
+def test_regressors_have_the_dates_of_the_forecast() -> None:
+    pandas = pytest.importorskip("pandas")
+    months = pandas.date_range("2020-01", periods=63, freq="MS")
+    X = pandas.DataFrame(np.random.default_rng(0).normal(size=(63, 2)), months)
+    y = pandas.Series(sunspots().numpy(force=True), months[:60])
+    model = LinearGaussianSSM(y, LocalLevel(30.0) + Regression(X[:60]), noise_var=10.0)
+    assert list(model.forecast(3, X=X[60:]).mean.index) == list(months[60:])
+    with pytest.raises(lapgrad.OptionError, match="at row 0 2025-01-01 and 2024-12-01"):
+        model.forecast(3, X=X[59:62])
 
 
 @pytest.mark.parametrize(

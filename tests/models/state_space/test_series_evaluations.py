@@ -19,6 +19,7 @@ from lapgrad.models.components import (
     Component,
     Cycle,
     HarmonicSeasonal,
+    LinearDynamics,
     LocalLevel,
     LocalLinearTrend,
     Seasonal,
@@ -72,6 +73,18 @@ def test_agrees_with_autograd(name: str, fixed: str | None) -> None:
     expected, wanted = likelihood.LossEvaluation(model.loss, learned)(x)
     assert loss == pytest.approx(expected, rel=1e-11)
     assert_close(torch.from_numpy(gradient), torch.from_numpy(wanted), SUMS_OVER_STEPS)
+
+
+def test_means_of_states_with_a_prior_count_beside_flat_ones() -> None:
+    model = make_model(LocalLevel() + LinearDynamics(1, generator=0))
+    model.set_values({"dynamics.m": [3.0]})
+    evaluation, learned = make_evaluation(model)
+    x = likelihood.join_parameters(learned)
+    expected, wanted = likelihood.LossEvaluation(model.loss, learned)(x)
+    for _ in range(2):  # the second evaluation leaves out checks
+        loss, gradient = evaluation(x)
+        assert loss == pytest.approx(expected, rel=1e-11)
+        assert_close(torch.from_numpy(gradient), torch.from_numpy(wanted), SUMS_OVER_STEPS)
 
 
 def test_other_parts_are_left_to_autograd() -> None:

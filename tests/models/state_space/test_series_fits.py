@@ -93,6 +93,15 @@ def test_scale_of_the_data_does_not_matter() -> None:
     assert large.loss - (60 - 13) * np.log(1e6) == pytest.approx(plain.loss, abs=1e-3)
 
 
+def test_a_large_number_added_to_the_data_does_not_matter() -> None:
+    y = airline(60)
+    models = [LinearGaussianSSM(one, trend_and_season()) for one in (y, y + 1e8)]
+    plain, shifted = (model.fit().loss for model in models)
+    assert shifted == pytest.approx(plain, abs=1e-3)
+    mean = models[1].forecast(12).mean - 1e8
+    assert float((mean - models[0].forecast(12).mean).abs().max()) < 1e-4
+
+
 def test_limits_and_callbacks() -> None:
     y = nile()
     result = LinearGaussianSSM(y, LocalLevel()).fit(steps=4)

@@ -21,6 +21,7 @@ from lapgrad import _exceptions
 from lapgrad.models import _checks
 from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._arrays.conversion import Origin
+from lapgrad.models._arrays.labels import check_same_labels, order_columns
 
 #: Arguments that are data.
 _DATA = ("X", "y", "Y", "tasks", "inducing", "X_new", "y_new")
@@ -178,46 +179,16 @@ def _read_tasks(who: str, tasks: Any) -> Any:
 
 
 def _order_columns(model: nn.Module, who: str, argument: str, value: Any) -> Any:
-    """Return new inputs with their columns in the order of the training data, if they have the same names.
-
-    Raises:
-        OptionError: Both have names, and not the same ones.
-    """
+    """Return new inputs with their columns in the order of the training data; other values as they are."""
     known: Origin | None = model.__dict__.get("_origins", {}).get("X") if argument == "X_new" else None
-    names = list(getattr(value, "columns", ()))
-    if known is None or not known.columns or names == known.columns:
-        return value
-    same = len(set(names)) == len(names) and set(names) == set(known.columns)
-    if not same and names and all(isinstance(name, str) for name in (*names, *known.columns)):
-        raise _exceptions.OptionError(
-            f"{who}: {argument} must have the columns {known.columns} of the training data, got {names}."
-        )
-    return value[known.columns] if same else value
+    return value if known is None else order_columns(who, argument, value, known.columns)
 
 
 def _check_labels(who: str, found: dict[str, Origin]) -> None:
-    """Raise an OptionError if inputs and targets are objects of pandas whose rows have other labels.
-
-    Rows 0, 1, 2, ... are often no labels, but a default: they count only if the other object has the same
-    ones in another order.
-    """
-    labelled = [
-        (name, np.asarray(origin.index)) for name, origin in found.items() if origin.index is not None
-    ]
-    if len(labelled) != 2 or len(labelled[0][1]) != len(labelled[1][1]):
-        return
-    (one, first), (other, second) = labelled
-    differ = first != second
-    if not np.any(differ):
-        return
-    is_default = any(np.array_equal(labels, np.arange(len(labels))) for labels in (first, second))
-    if is_default and set(first.tolist()) != set(second.tolist()):
-        return
-    row = int(np.argmax(differ))
-    raise _exceptions.OptionError(
-        f"{who}: the rows of {one} and {other} have different labels, at row {row} {first[row]} and "
-        f"{second[row]}. Bring them into one order, or pass {other}.to_numpy() if they belong together."
-    )
+    """Raise an OptionError if inputs and targets are objects of pandas whose rows have other labels."""
+    labelled = [(name, origin.index) for name, origin in found.items() if origin.index is not None]
+    if len(labelled) == 2:
+        check_same_labels(who, dict(labelled))
 
 
 def _is_array(value: Any) -> bool:

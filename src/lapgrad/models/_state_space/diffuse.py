@@ -13,15 +13,17 @@ The value is that of Durbin and Koopman: the limit of the likelihood under N(0, 
 
 A proper prior on top of a flat one changes nothing. So the diffuse states also get a variance of the order
 of the data: no innovation is then without variance, whatever the noise, and nothing large cancels in
-g - g_δᵀ G_δδ⁻¹ g_δ.
+g - g_δᵀ G_δδ⁻¹ g_δ. Nor does its mean change anything: that of a level is the mean of the data, so that no
+digits are lost where the data vary little around a large number.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -49,10 +51,12 @@ class DiffuseStates(NamedTuple):
     Attributes:
         positions: Which states.
         scales: The standard deviation of the proper part of the prior of each, and the unit of its δ.
+        means: The mean of the proper part of the prior of each.
     """
 
     positions: list[int]
     scales: list[float]
+    means: list[float]
 
     def make_directions(self, m: Tensor) -> Tensor:
         """Return Z (n, d) in the dtype and on the device of m (..., n)."""
@@ -62,11 +66,18 @@ class DiffuseStates(NamedTuple):
         return Z
 
     def make_prior(self, m: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the proper part of the prior, with mean 0 and variance scales² in diffuse states."""
+        """Return the proper part of the prior, with ``means`` and variances scales² in diffuse states."""
         if not self.positions:
             return m, P
         proper, variances = self._mark_proper(P)
-        return proper * m, proper[:, None] * proper * P + torch.diag(variances)
+        return self.make_mean(m), proper[:, None] * proper * P + torch.diag(variances)
+
+    def make_mean(self, m: Tensor) -> Tensor:
+        """Return m (..., n) with ``means`` in diffuse states."""
+        proper, means = torch.ones_like(m), torch.zeros_like(m)
+        proper[..., self.positions] = 0.0
+        means[..., self.positions] = m.new_tensor(self.means)
+        return torch.addcmul(means, proper, m)
 
     def make_masks(self, P: Tensor) -> tuple[Tensor, Tensor]:
         """Return M and V (n, n): the proper part of a prior with covariance P is M * P + V."""
@@ -87,17 +98,36 @@ class DiffuseStates(NamedTuple):
         return sum(map(math.log, self.scales))
 
 
-def choose_scales(B: Tensor, positions: list[int], variance: float) -> DiffuseStates:
-    """Return the diffuse states with scales for observations of this variance.
+def choose_prior(block: Block, positions: list[int], y: Tensor, variance: float) -> DiffuseStates:
+    """Return the diffuse states with the proper part of their prior.
 
     Args:
-        B: (..., p, n), how the states are seen.
+        block: The matrices of the model.
         positions: Which states are diffuse.
-        variance: Variance of the data.
+        y: (N, T, p), the data.
+        variance: Their variance.
     """
-    largest = B.detach().reshape(-1, B.shape[-1]).abs().amax(0).double()
-    seen = [float(largest[i]) for i in positions]
-    return DiffuseStates(positions, [math.sqrt(variance) / (b if b > 0 else 1.0) for b in seen])
+    B = block.B.detach().reshape(-1, *block.B.shape[-2:]).cpu().numpy()
+    largest = np.abs(B).max((0, 1)).tolist()
+    seen = [largest[i] for i in positions]
+    means = [0.0] * len(positions)
+    level = _find_level(block.A, B, positions)
+    if level is not None:
+        means[level] = float(y.nanmean())
+    return DiffuseStates(positions, [math.sqrt(variance) / (b if b > 0 else 1.0) for b in seen], means)
+
+
+def _find_level(A: Tensor, B: npt.NDArray[Any], positions: list[int]) -> int | None:
+    """Return the place in ``positions`` of a state to which adding a number adds it to all observations."""
+    if B.shape[1] > 1:
+        return None
+    n = A.shape[-1]
+    transitions = A.detach().reshape(-1, n, n).cpu().numpy()
+    identity = np.eye(n)
+    for place, i in enumerate(positions):
+        if (B[:, 0, i] == 1.0).all() and (transitions[:, :, i] == identity[i]).all():
+            return place
+    return None
 
 
 def sees_all(block: Block, y: Tensor, positions: list[int]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +17,7 @@ from lapgrad.models._state_space import inference as _inference
 from lapgrad.models._state_space import reading as _reading
 from lapgrad.models._state_space import time_series as _time_series
 from lapgrad.models.components.base import Component
-from lapgrad.models.components.structural import use_later_inputs
+from lapgrad.models.components.structural import LaterTimes, use_later_inputs
 
 if TYPE_CHECKING:
     from lapgrad.models._state_space.diffuse import FilterRun
@@ -62,11 +64,18 @@ class ForecastingModel:
         who = f"{type(self).__name__}.forecast"
         steps = _time_series.check_steps(who, steps)
         _checks.check_flag(who, "noise", noise)
-        with use_later_inputs(who, self.component, X, self.y.shape[1], steps):
+        with self.use_inputs(who, X, steps) as later:
             mean, covariance = self._forecast(steps, noise)
-        later = _reading.get_index(_reading.continue_labels(self.labels, steps, self.gaps))
         found = self._shape_prediction(mean, covariance)
         return Prediction(*(_conversion.write_array(part, self.origin, later) for part in found))
+
+    @contextlib.contextmanager
+    def use_inputs(self, who: str, X: Any, steps: int) -> Iterator[Any]:
+        """Give regressions the inputs X of the ``steps`` times after the data; yield the index of these."""
+        # Labels without a regular step are continued by a guess, which says nothing about those of X.
+        known = _conversion.extend_index(_reading.get_index(self.labels), steps)
+        with use_later_inputs(who, self.component, X, self.y.shape[1], LaterTimes(steps, known)):
+            yield _reading.get_index(_reading.continue_labels(self.labels, steps, self.gaps))
 
     def _forecast(self, steps: int, noise: bool) -> tuple[Tensor, Tensor]:
         run, flat = self._run_filter(steps)
@@ -86,6 +95,7 @@ class ForecastingModel:
         steps: int,
         count: int = 1,
         *,
+        X: Any = None,
         noise: bool = False,
         generator: torch.Generator | int | None = None,
     ) -> Any:
@@ -94,6 +104,7 @@ class ForecastingModel:
         Args:
             steps: How many times after the end of each series.
             count: How many paths.
+            X: As for ``forecast``.
             noise: Draw observations, else the signal.
             generator: Source of randomness, or a seed; None: torch's own.
 
@@ -104,8 +115,9 @@ class ForecastingModel:
         steps = _time_series.check_steps(who, steps)
         _checks.check_flag(who, "noise", noise)
         source = _checks.make_generator(who, generator, self.y.device)
-        run, flat = self._run_filter(steps)
+        with self.use_inputs(who, X, steps):
+            run, flat = self._run_filter(steps)
+            offset = self._get_later_offset(len(run.steps), steps)
         drawn = _inference.draw_observations(run, flat, self.lengths, steps, count, source, noise=noise)
-        offset = self._get_later_offset(len(run.steps), steps)
         drawn = self._shape_values(drawn + (offset if isinstance(offset, float) else offset[:, None]))
         return drawn if self.origin.kind == "tensor" else drawn.cpu().numpy()

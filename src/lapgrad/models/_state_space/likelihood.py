@@ -115,7 +115,7 @@ class SeriesEvaluation:
             m = block.m[None]
             if self.diffuse.positions:
                 directions, kept, variances = self._prior
-                m = torch.cat(((kept[0] * block.m)[:, None], directions), 1)[None]
+                m = torch.cat((self.diffuse.make_mean(block.m)[:, None], directions), 1)[None]
                 P = torch.addcmul(variances, kept, block.P)
             else:
                 P = block.P

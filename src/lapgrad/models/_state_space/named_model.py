@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from lapgrad import _errors, _exceptions
 from lapgrad.models._parameters import Hyperparameter, Value
@@ -36,6 +38,7 @@ class NamedModel(_Base):
     y: Tensor
     noise_var: Any
     component: Any
+    noise: Covariance | None
 
     def hyperparameters(self) -> dict[str, Tensor]:
         """Return all hyper-parameters in their own units, by name, detached."""
@@ -70,6 +73,37 @@ class NamedModel(_Base):
                 continue
             module, descriptor = found[name][0]
             setattr(module, name.rpartition(".")[2] if descriptor is None else descriptor.name, value)
+
+    def set_prior(self, name: str, prior: Distribution | None) -> None:
+        """Give a hyper-parameter a prior; that of the noise is one of its deviations, ``noise.deviations``.
+
+        Raises:
+            OptionError: There is no hyper-parameter of that name, or no density at its value.
+        """
+        if name == "noise_var" and self.noise is not None:
+            raise _exceptions.OptionError(
+                f"{type(self).__name__}: a prior of the noise is one of its standard deviation: pass "
+                f"noise.deviations."
+            )
+        super().set_prior(name, prior)
+
+    def set_bounds(self, name: str, low: float | None = None, high: float | None = None) -> None:
+        """Keep a hyper-parameter between two values; if it is outside, it moves to the nearest value inside.
+
+        Args:
+            name: As in ``hyperparameters``; ``noise_var`` of series with one value at each time.
+            low: It stays above this; None: as far as its kind allows.
+            high: It stays below this; None: no limit. With neither, bounds set before are removed.
+
+        Raises:
+            OptionError: There is no hyper-parameter of that name, or nothing between the bounds.
+        """
+        if name != "noise_var" or self.noise is None or self.y.shape[-1] > 1:
+            super().set_bounds(name, low, high)
+            return
+        squares = [None if bound is None else max(float(bound), 0.0) for bound in (low, high)]
+        roots = [None if square is None else math.sqrt(square) for square in squares]
+        super().set_bounds("noise.deviations", *roots)
 
     def fix(self, *names: str) -> None:
         """Exclude hyper-parameters from learning: they keep their values.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ class PlottedModel:
         def smooth(self) -> Smoothed: ...
         def matrices(self, times: int | None = None) -> Matrices: ...
         def _forecast(self, steps: int, noise: bool) -> tuple[Tensor, Tensor]: ...
+        def use_inputs(self, who: str, X: Any, steps: int) -> AbstractContextManager[Any]: ...
 
     def plot_diagnostics(self, *, series: int = 0, lags: int = 24, axes: Any = None) -> Any:
         """Plot residuals over time, their distribution, quantiles and autocorrelations (needs matplotlib).
@@ -52,11 +54,14 @@ class PlottedModel:
         one = self.compute_residuals()[series, :length, 0]
         return _drawing.draw_diagnostics(self._get_coordinates(length, 0), one, lags, axes)
 
-    def plot(self, steps: int = 0, *, series: int = 0, times: Any = None, axes: Any = None) -> Any:
+    def plot(
+        self, steps: int = 0, *, X: Any = None, series: int = 0, times: Any = None, axes: Any = None
+    ) -> Any:
         """Plot the data of one series, the smoothed signal and a forecast, with 95% bands (needs matplotlib).
 
         Args:
             steps: Steps of the forecast.
+            X: Inputs at these steps, as for ``forecast``.
             series: Which series.
             times: (T + steps,), coordinates of the time axis; None: those of the data, else 0, 1, 2, ...
             axes: Axes of matplotlib to draw into; None: new ones.
@@ -81,7 +86,8 @@ class PlottedModel:
         smoothed = Prediction(signal, multiply(B, covariance, B.mT)[series, :length, 0, 0])
         ahead = None
         if steps:
-            with torch.no_grad():
+            who = f"{type(self).__name__}.plot"
+            with torch.no_grad(), self.use_inputs(who, X, steps):
                 later, spread = self._forecast(steps, True)
             ahead = Prediction(later[series, :, 0], spread[series, :, 0, 0])
         name = self.origin.columns[0] if self.origin.columns else None

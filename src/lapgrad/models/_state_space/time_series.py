@@ -12,6 +12,9 @@ from torch import Tensor
 from lapgrad import _exceptions
 from lapgrad.models import _checks
 
+_ROUNDING = 16.0
+"""A series whose standard deviation is this many roundings of its mean, or fewer, is a constant."""
+
 
 class Series(NamedTuple):
     """Several series in one tensor.
@@ -77,7 +80,8 @@ def compute_variances(values: Tensor) -> Tensor:
         mean = np.where(seen, flat, 0.0).sum(0) / count
         variance = np.where(seen, np.square(flat - mean), 0.0).sum(0) / count
         square = np.square(mean)
-    good = np.isfinite(variance) & (variance > 1e-12 * square)
+    rounding = (_ROUNDING * torch.finfo(values.dtype).eps) ** 2
+    good = np.isfinite(variance) & (variance > rounding * square)
     substitute = np.where(square == 0.0, 1.0, np.nan_to_num(square))
     return torch.from_numpy(np.where(good, variance, substitute)).to(values.device)
 

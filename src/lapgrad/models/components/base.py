@@ -127,6 +127,9 @@ class Component(ParametrisedModule, abc.ABC):
         """Return the periods of seasons, in steps."""
         return []
 
+    def check_index(self, who: str, index: Any) -> None:
+        """Raise an OptionError if the inputs of the component have other labels than the series."""
+
     def __repr__(self) -> str:
         """Return the class and the values of the hyper-parameters."""
         shown = {**self.config(), **self._list_values()}
@@ -238,6 +241,11 @@ class Sum(Component):
     def list_periods(self) -> list[float]:
         """Return the periods of all parts."""
         return [period for part in self.components for period in part.list_periods()]
+
+    def check_index(self, who: str, index: Any) -> None:
+        """Check the inputs of all parts."""
+        for part in self.components:
+            part.check_index(who, index)
 
     def config(self) -> dict[str, Any]:
         """Return the descriptions of the parts."""

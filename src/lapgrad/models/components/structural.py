@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from lapgrad import _errors, _exceptions
 from lapgrad._torch import lu as _torch_lu
 from lapgrad.models import _checks
 from lapgrad.models._arrays import conversion as _conversion
+from lapgrad.models._arrays.labels import check_same_labels, order_columns
 from lapgrad.models._parameters import Value, bounded
 from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash, squash_number
 from lapgrad.models._state_space.starts import SeriesFacts
@@ -286,12 +287,24 @@ def _curve_second_order(first: tuple[float, float], second: tuple[float, float])
     return CurvedBlock(A.reshape(2, 2), of_A.reshape(2, 2, 2), P.reshape(2, 2), of_P.reshape(2, 2, 2))
 
 
+class LaterTimes(NamedTuple):
+    """The times after the end of a series.
+
+    Attributes:
+        steps: How many.
+        index: Their labels, an index of pandas; None: not known.
+    """
+
+    steps: int
+    index: Any
+
+
 class Regression(Component):
     """A linear function of known inputs, X[t] · h, with coefficients h that are constant or random walks.
 
     Args:
-        X: (rows, k), one row per time: a tensor, an array, or a DataFrame. Forecasts use the rows after the
-            end of the series, or those that they are passed.
+        X: (rows, k), one row per time: a tensor, an array, or a DataFrame, whose labels must be those of the
+            series. Forecasts use the rows after the end of the series, or those that they are passed.
         variance: Variance of a step of each coefficient; None or 0: they are constant.
     """
 
@@ -301,7 +314,7 @@ class Regression(Component):
 
     def __init__(self, X: Any, variance: Value | None = None) -> None:
         super().__init__()
-        rows, _ = _conversion.read_array("Regression", X, "X")
+        rows, self._origin = _conversion.read_array("Regression", X, "X")
         self.register_buffer("X", _checks.check_inputs("Regression", rows).detach().clone())
         self.states = self.X.shape[1]
         self.diffuse = (True,) * self.states
@@ -309,9 +322,12 @@ class Regression(Component):
         if variance is not None and self.wandering:
             self.variance = variance
 
-    def append_rows(self, who: str, X: Any, times: int, steps: int) -> None:
-        """Set the rows after the first ``times`` to ``steps`` rows X (steps, k)."""
-        rows, _ = _conversion.read_array(who, X, "X")
+    def append_rows(self, who: str, X: Any, times: int, later: LaterTimes) -> None:
+        """Set the rows after the first ``times`` to rows X (steps, k) for later times."""
+        X, steps = order_columns(who, "X", X, self._origin.columns), later.steps
+        rows, origin = _conversion.read_array(who, X, "X")
+        if later.index is not None and origin.index is not None:
+            check_same_labels(who, {"the forecast": later.index, "X": origin.index})
         rows = _checks.check_inputs(who, rows.to(self.X), columns=self.states, empty=True)
         if len(rows) != steps:
             raise _exceptions.ShapeError(
@@ -324,7 +340,7 @@ class Regression(Component):
         if times > len(self.X):
             raise _exceptions.ShapeError(
                 f"Regression: X has {len(self.X)} rows, {times} are needed: as many as the series and "
-                f"the forecast have steps."
+                f"the forecast have steps. A forecast takes those after the series as its argument X."
             )
         identity = torch.eye(self.states, dtype=self.X.dtype, device=self.X.device)
         Q = self.variance * identity if self.wandering else torch.zeros_like(identity)
@@ -341,6 +357,12 @@ class Regression(Component):
         block = self.block(len(gaps))
         return Block(block.A, block.B, gaps[:, None, None] * block.Q, *block[3:])
 
+    def check_index(self, who: str, index: Any) -> None:
+        """Raise an OptionError if the rows of X have other labels than the series."""
+        own, shared = self._origin.index, min(len(index), len(self.X))
+        if own is not None:
+            check_same_labels(who, {"y": index[:shared], "X": own[:shared]})
+
     def config(self) -> dict[str, Any]:
         """Return whether the coefficients vary; X is saved as a tensor."""
         return {"wandering": self.wandering}
@@ -355,7 +377,7 @@ class Regression(Component):
 
 
 @contextlib.contextmanager
-def use_later_inputs(who: str, component: Component, X: Any, times: int, steps: int) -> Iterator[None]:
+def use_later_inputs(who: str, component: Component, X: Any, times: int, later: LaterTimes) -> Iterator[None]:
     """Give the regressions of a model rows for the times after the data, as long as the context lasts.
 
     Args:
@@ -364,7 +386,7 @@ def use_later_inputs(who: str, component: Component, X: Any, times: int, steps: 
         X: (steps, k), the rows of the only regression; a dictionary of them by label; or None: nothing is
             changed.
         times: Steps of the data.
-        steps: Steps after them.
+        later: The times after them.
     """
     if X is None:
         yield
@@ -381,7 +403,7 @@ def use_later_inputs(who: str, component: Component, X: Any, times: int, steps: 
         for name, rows in given.items():
             if name not in found:
                 raise _errors.unknown_option(who, "X", name, list(found))
-            found[name].append_rows(who, rows, times, steps)
+            found[name].append_rows(who, rows, times, later)
         yield
     finally:
         for name, part in found.items():

@@ -69,15 +69,12 @@ class Stationary(Kernel, abc.ABC):
             expand_to_dimensions(self, "lengthscale", X.shape[-1])
         if not is_given:
             self.lengthscale = compute_lengthscale(X, self.get_parameter("raw_lengthscale").dim() > 0)
+        _check_count(self, self.lengthscale, X.shape[-1])
 
     def embed(self, X: Tensor) -> Tensor:
         """Return the points in units of the lengthscales."""
         lengthscale = self.lengthscale
-        if lengthscale.dim() == 1 and lengthscale.shape[0] != X.shape[-1]:
-            raise _exceptions.ShapeError(
-                f"{type(self).__name__}: {lengthscale.shape[0]} lengthscales for points of {X.shape[-1]} "
-                f"dimensions."
-            )
+        _check_count(self, lengthscale, X.shape[-1])
         return X / lengthscale.to(X)
 
     def shape_parameters(self) -> tuple[Tensor, ...]:
@@ -319,3 +316,11 @@ class RationalQuadratic(Stationary):
         """exp(-mixture log(1 + S / (2 mixture)))."""
         (mixture,) = shape
         return torch.exp(-mixture * torch.log1p(S / (2.0 * mixture)))
+
+
+def _check_count(kernel: Kernel, lengthscale: Tensor, d: int) -> None:
+    """Raise a ShapeError unless there is one lengthscale, or one for each of d dimensions."""
+    if lengthscale.dim() == 1 and len(lengthscale) != d:
+        raise _exceptions.ShapeError(
+            f"{type(kernel).__name__}: {len(lengthscale)} lengthscales for points of {d} dimensions."
+        )
