@@ -145,6 +145,15 @@ def bind(core: Any) -> None:
     core.configure_contention(retreats, count_allowed_threads())
 
 
+def use_threads(count: int) -> None:
+    """Give parallel loops that the calling thread starts, torch's included, ``count`` threads from now on.
+
+    ``torch.set_num_threads`` would also change the number that later threads of the program begin with.
+    """
+    if _pool is not None:
+        ctypes.CDLL(_pool).omp_set_num_threads(count)
+
+
 def describe() -> dict[str, Any]:
     """Return the provider in use, in words, for ``lapgrad info``."""
     return {

@@ -17,6 +17,7 @@ from lapgrad import _exceptions
 from lapgrad._torch.synchronisation import without_waiting
 from lapgrad.fused._sgp.evaluation import Checks
 from lapgrad.models._training import cuda_graph as _cuda_graph
+from lapgrad.models._training.thread_choice import ThreadChoice
 
 #: Give up recording after this many evaluations in a row whose replay failed its checks.
 _PATIENCE = 5
@@ -32,14 +33,16 @@ class Evaluation:
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
         self._loss, self._parameters = loss, parameters
+        self._threads = ThreadChoice()
 
     def __call__(self) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Return the loss, and one gradient per parameter: None if the loss does not depend on it."""
         # Autocast caches rounded weights, and would not notice that the weights have changed since.
         torch.clear_autocast_cache()
-        with torch.enable_grad():
-            value = self._loss()
-        return value.detach(), torch.autograd.grad(value, self._parameters, allow_unused=True)
+        with self._threads.hold():
+            with torch.enable_grad():
+                value = self._loss()
+            return value.detach(), torch.autograd.grad(value, self._parameters, allow_unused=True)
 
     def close(self) -> None:
         """Free memory that is kept between evaluations."""

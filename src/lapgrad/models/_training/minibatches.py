@@ -37,6 +37,7 @@ from lapgrad.models._training.plan import TrainingPlan
 from lapgrad.models._training.result import FitResult
 from lapgrad.models._training.resuming import ResumableModel, check_state
 from lapgrad.models._training.shares import BatchPart, DataShare
+from lapgrad.models._training.thread_choice import ThreadChoice
 
 #: The entries of ``training_state``, and their types.
 _STATE = {
@@ -164,6 +165,7 @@ class TrainingRun:
         # Each step has another number of rows here if there are several processes.
         is_recorded = graph is not False and self.group is None
         self.graph, self.recorder = graph, _make_recorder(device) if is_recorded else None
+        self.threads = ThreadChoice()
         #: One recording per size of minibatches; there are one or two sizes.
         self.replays: dict[int, _cuda_graph.ReplayableFunction] = {}
         self.minibatches: dict[int, Minibatch] = {}
@@ -253,9 +255,10 @@ class TrainingRun:
         def compute() -> None:
             # Autocast caches rounded weights, and would not notice that the weights have changed since.
             torch.clear_autocast_cache()
-            with torch.enable_grad():
-                value = self._compute_loss(minibatch)
-            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
+            with self.threads.hold():
+                with torch.enable_grad():
+                    value = self._compute_loss(minibatch)
+                gradients = torch.autograd.grad(value, self.parameters, allow_unused=True)
             is_recording = self.recorder is not None and self.recorder.recording
             self.optimizer.move(gradients, is_recording=is_recording)
             self.task.finish_step()
