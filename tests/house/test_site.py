@@ -79,6 +79,14 @@ def test_links_resolve(name: str) -> None:
             assert anchor in make_anchors(found.read_text()), target
 
 
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "GLOSSARY.md"])
+def test_links_of_included_files_lead_to_pages(name: str) -> None:
+    """The site has no other files of the repository."""
+    for target in re.findall(r"\]\((?!https?:|#)([^)\s#]+)", read_without_code(ROOT / name)):
+        assert (ROOT / target).resolve().is_relative_to(DOCS), target
+        assert (ROOT / target).exists(), target
+
+
 @pytest.mark.parametrize("name", WITH_CODE)
 def test_code_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "page"}
