@@ -94,6 +94,9 @@ def _check_float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
 
 def check_factor(operator: str, argument: str, value: Any) -> float:
     """``value``, a number to scale with. Raises for a tensor: a gradient would end there unnoticed."""
+    # torch.jit.trace passes sizes, and what is computed from them, as tensors without a gradient.
+    if isinstance(value, Tensor) and torch.jit.is_tracing() and not value.requires_grad:
+        return value
     if isinstance(value, Tensor) or not (is_compiling() or isinstance(value, _NUMBERS)):
         raise _errors.not_a_number(operator, argument, value)
     return float(value) if isinstance(value, numbers.Real) and not is_compiling() else value
