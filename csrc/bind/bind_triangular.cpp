@@ -1,10 +1,11 @@
-// Binds Cholesky, triangular solves and products, symmetric products and packed triangles. All functions take addresses, sizes and
+// Binds Cholesky, triangular solves and products, products and packed triangles. All functions take addresses, sizes and
 // strides, and return a status.
 #include "bind/binding.h"
 #include "ops/copyltu.h"
 #include "ops/isclose.h"
 #include "ops/packing.h"
 #include "ops/potrf.h"
+#include "ops/products.h"
 #include "ops/trmm.h"
 
 namespace lapgrad::binding {
@@ -45,6 +46,16 @@ index_t triangle(int item_size, const Operand& L, const Operand& A, const Operan
         }
         (Solve ? trsm_batch<T> : trmm_batch<T>)(triangles, lower, A.as<const T>(count, n, m), X.as<T>(count, n, m));
         return -1;
+    });
+}
+
+// C := alpha A B + beta C, A m x k, B k x n. C is not read where beta is 0.
+void gemm(int item_size, const Operand& A, const Operand& B, const Operand& C, index_t count, index_t m, index_t n, index_t k,
+          double alpha, double beta) {
+    without_gil(item_size, [&](auto type) {
+        using T = decltype(type);
+        gemm_batch<T>(static_cast<T>(alpha), A.as<const T>(count, m, k), B.as<const T>(count, k, n), static_cast<T>(beta),
+                      C.as<const T>(count, m, n), C.as<T>(count, m, n));
     });
 }
 
@@ -108,6 +119,7 @@ void bind_triangular(nb::module_& m) {
     m.def("potrf_vjp", &potrf_vjp);
     m.def("trsm", &triangle<true>);
     m.def("trmm", &triangle<false>);
+    m.def("gemm", &gemm);
     m.def("gemmt", &gemmt);
     m.def("copyltu", &copyltu);
     m.def("isclose", &isclose);

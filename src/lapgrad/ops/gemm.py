@@ -103,6 +103,15 @@ def _multiply_in_place(
     lookup("gemm", A)(C, A, B, transpose_a, transpose_b, alpha, beta)
 
 
+def multiply_into(out: Tensor, A: Tensor, B: Tensor, *, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
+    """out := alpha A B + beta out for matrices (or batches of one shape), without checks and autograd.
+
+    ``torch.mm`` in its place would take BLAS, which is slower than the core on some CPUs.
+    """
+    lookup("gemm", out)(out, A, B, transpose_a=False, transpose_b=False, alpha=alpha, beta=beta)
+    return out
+
+
 def _fake(
     A: Tensor, B: Tensor, C: Tensor, transpose_a: bool, transpose_b: bool, alpha: float, beta: float
 ) -> Tensor:

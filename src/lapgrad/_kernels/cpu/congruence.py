@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cpu._operands import count_items, hand_over
+from lapgrad._kernels.cpu.gemm import gemm
 from lapgrad._kernels.native import core
 
 
@@ -16,7 +17,7 @@ def congruence(C: Tensor, B: Tensor, G: Tensor) -> None:
     G, given = hand_over(G, False)
     core.add_transpose(size, given, target, count, n, 0, n)
     half = torch.empty_like(C)
-    torch.matmul(C, B, out=half)  # without `out`, autocast would round it
+    gemm(half, C, B, transpose_a=False, transpose_b=False, alpha=1.0, beta=0.0)
     _, right = hand_over(half, False)
     B, left = hand_over(B, False)
     core.gemmt(size, left, right, target, count, n, n, -0.5, True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.cpu._operands import count_items, describe_operand, make_readable, transpose_operand
+from lapgrad._kernels.cpu.gemm import gemm
 from lapgrad._kernels.native import core
 
 
@@ -28,4 +29,5 @@ def syrk_vjp(gA: Tensor, A: Tensor, gB: Tensor, transpose: bool) -> None:
     core.add_transpose(
         gB.element_size(), describe_operand(gB), describe_operand(symmetric), count_items(gB), n, 0, n
     )
-    torch.matmul(A, symmetric, out=gA) if transpose else torch.matmul(symmetric, A, out=gA)
+    left, right = (A, symmetric) if transpose else (symmetric, A)
+    gemm(gA, left, right, transpose_a=False, transpose_b=False, alpha=1.0, beta=0.0)

@@ -21,6 +21,7 @@ from torch import Tensor
 from lapgrad import _exceptions
 from lapgrad.distributed.blockcyclic.engine import Blocks, Engine
 from lapgrad.distributed.blockcyclic.steps import Step, allocate_panels, list_steps, take_matrix
+from lapgrad.ops.gemm import multiply_into
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.trsm import trsm
 
@@ -100,4 +101,5 @@ def _update_right(
     engine.sum_over_column(across)
     for other in own:
         right = across[other.column - step.right : other.right - step.right]
-        X[other.row :, other.own].addmm_(below[:, other.row - step.below :].mT, right.mT, alpha=-1.0)
+        rows = below[:, other.row - step.below :]
+        multiply_into(X[other.row :, other.own], rows.mT, right.mT, alpha=-1.0, beta=1.0)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lapgrad.distributed.blockcyclic.engine import Blocks, Engine
 from lapgrad.distributed.blockcyclic.steps import Step, allocate_panels, list_steps, take_matrix
+from lapgrad.ops.gemm import multiply_into
 from lapgrad.ops.trsm import trsm
 
 
@@ -57,7 +58,7 @@ def _invert_triangle(engine: Engine, X: Tensor, step: Step, panels: Sequence[Ten
         rows.copy_(left.mT)
         left.zero_()
     engine.share_along_column(rows, step.process_row)
-    X[step.row :, : step.column].addmm_(columns.mT, rows.mT, alpha=-1.0)
+    multiply_into(X[step.row :, : step.column], columns.mT, rows.mT, alpha=-1.0, beta=1.0)
 
 
 def _compute_columns(engine: Engine, X: Tensor, step: Step, columns: Tensor) -> None:
@@ -80,7 +81,7 @@ def _multiply_by_transpose(engine: Engine, X: Tensor, step: Step, panels: Sequen
         columns.copy_(X[step.row :, step.own].mT)
     engine.share_along_row(columns, step.process_column)
     rows = take_matrix(panels[1], step.size, step.right)
-    torch.mm(columns, X[step.row :, : step.right], out=rows)
+    multiply_into(rows, columns, X[step.row :, : step.right])
     engine.sum_over_column(rows)
     if step.has_rows:
         X[step.here, : step.right] = rows

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lapgrad._kernels.table import lookup
+from lapgrad.ops.gemm import multiply_into
 
 #: Order up to which L^-T X L^-1 is computed by two plain solves: twice the flops, but fewer launches.
 _TWO_SOLVES = {"cpu": 256}
@@ -59,10 +60,10 @@ class Inverse(NamedTuple):
         """out := W K (U, m), in 5/4 U^2 m flops if the matrices are large."""
         parts = _split_into_blocks(len(K), _choose_blocks(len(K), K.shape[1]))
         if len(parts) == 1:
-            torch.mm(self.W, K, out=out)
+            multiply_into(out, self.W, K)
             return
         for part in parts:
-            torch.mm(self.W[part, : part.stop], K[: part.stop], out=out[part])
+            multiply_into(out[part], self.W[part, : part.stop], K[: part.stop])
 
     def apply_transposed(self, a: Tensor) -> Tensor:
         """W^T a (U, k)."""
@@ -76,13 +77,13 @@ class Inverse(NamedTuple):
         """
         W = self.W
         if len(X) <= _TWO_PRODUCTS:
-            torch.mm(W.mT, X @ W, out=X)
+            multiply_into(X, W.mT, _multiply(X, W))
         else:
             parts = _split_into_blocks(len(X), _BLOCKS)
             for part in parts:
-                X[:, part] = X[:, part.start :] @ W[part.start :, part]
+                X[:, part] = _multiply(X[:, part.start :], W[part.start :, part])
             for part in parts:
-                X[part, : part.stop] = W[part.start :, part].mT @ X[part.start :, : part.stop]
+                X[part, : part.stop] = _multiply(W[part.start :, part].mT, X[part.start :, : part.stop])
         lookup("copyltu", X)(X, X, True)
         return X
 
@@ -96,6 +97,11 @@ def invert_factor(Lu: Tensor) -> Inverse:
     W = torch.empty_like(Lu)
     lookup("invert_triangle", Lu)(W, Lu)
     return Inverse(W)
+
+
+def _multiply(A: Tensor, B: Tensor) -> Tensor:
+    """A B, in new memory."""
+    return multiply_into(A.new_empty(len(A), B.shape[1]), A, B)
 
 
 def _choose_blocks(rows: int, columns: int) -> int:
@@ -133,8 +139,8 @@ def _sandwich(X: Tensor, L: Tensor) -> Tensor:
     L11, L21, L22 = L[:half, :half], L[half:, :half], L[half:, half:]
     _sandwich(X22, L22)
     solve(X21, L22, X21, lower=True, transpose=True, rightside=False)
-    P = X22 @ L21
-    N = L21.mT @ X21.sub_(P, alpha=0.5)
+    P = _multiply(X22, L21)
+    N = _multiply(L21.mT, X21.sub_(P, alpha=0.5))
     X11.sub_(N).sub_(N.mT)
     solve(X21, L11, X21.sub_(P, alpha=0.5), lower=True, transpose=False, rightside=True)
     _sandwich(X11, L11)

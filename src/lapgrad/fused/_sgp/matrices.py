@@ -37,6 +37,7 @@ from lapgrad.fused._sgp.evaluation import DeferredChecks, ImmediateChecks, expla
 from lapgrad.fused._sgp.inverse_factor import Substitution
 from lapgrad.fused._sgp.problem import Problem
 from lapgrad.fused._sgp.statistics import Statistics
+from lapgrad.ops.gemm import multiply_into
 
 
 class Factors(NamedTuple):
@@ -84,11 +85,11 @@ class ChunkProducts(NamedTuple):
 
     def differentiate_stacked(self, joined: Tensor, stacked: Tensor, out: Tensor) -> Tensor:
         """gK_c from [K_c; Y_c^T; 0], in the memory of ``out``; ``joined`` is [G, g, 0]."""
-        return torch.mm(joined, stacked, out=out[: len(joined)])
+        return multiply_into(out[: len(joined)], joined, stacked)
 
     def differentiate_matrix(self, K: Tensor, Y: Tensor, out: Tensor) -> Tensor:
         """gK_c, in the memory of ``out``."""
-        return torch.mm(self.G, K, out=out).addmm_(self.g, Y.mT)
+        return multiply_into(out, self.G, K).addmm_(self.g, Y.mT)
 
     def differentiate_targets(self, K: Tensor, Y: Tensor, v: Tensor) -> Tensor:
         """gY_c."""
@@ -115,13 +116,13 @@ class ChunkSolves(NamedTuple):
         """gK_c from [K_c; Y_c^T; 0]. ``out`` has the last rows of that, and takes B_c above; gK_c is new."""
         U = len(joined)
         lookup("trsm", out)(out[:U], self.Lu, stacked[:U], lower=True, transpose=False, rightside=False)
-        gB = torch.mm(joined, out)
+        gB = multiply_into(out.new_empty(U, out.shape[1]), joined, out)
         lookup("trsm", gB)(gB, self.Lu, gB, lower=True, transpose=True, rightside=False)
         return gB
 
     def differentiate_matrix(self, K: Tensor, Y: Tensor, out: Tensor) -> Tensor:
         """gK_c, in the memory of ``out``; B_c takes a second buffer of that size."""
-        gB = torch.mm(self.S, self._whiten(K), out=out).addmm_(self.s, Y.mT)
+        gB = multiply_into(out, self.S, self._whiten(K)).addmm_(self.s, Y.mT)
         lookup("trsm", gB)(gB, self.Lu, gB, lower=True, transpose=True, rightside=False)
         return gB
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lapgrad import _exceptions, potrf, trsm
+from lapgrad import _exceptions, gemm, potrf, trsm
 from lapgrad.fused import KernelFunction
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.models import _checks
@@ -296,7 +296,7 @@ class _Selection:
             part = slice(start, start + max(1, _CHUNK // width))
             K = self._kernel.matrix(Z, self._X[part], *self._kernel.parameters)
             if done:
-                K = torch.addmm(K, before, self._columns[:done, part], alpha=-1.0)
+                K = gemm(before, self._columns[:done, part], K, alpha=-1.0)
             block = self._columns[done : done + width, part]
             block.copy_(trsm(triangle, K))
             self._variances[part] -= block.square().sum(0)
