@@ -33,13 +33,18 @@ def gelqf(A: Tensor, *, mode: str = "reduced", positive: bool = False) -> Tensor
 
 
 def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
-    """By the normal equations, which well conditioned matrices allow.
+    """By the normal equations, and again for the residual: their errors grow as the square of the condition.
 
     Not with torch.linalg.solve: its second derivatives in forward mode are wrong (seen with torch 2.13).
     """
-    if A.shape[-2] <= A.shape[-1]:
-        return A.mT @ (torch_lu.inv(A @ A.mT) @ B)
-    return torch_lu.inv(A.mT @ A) @ (A.mT @ B)
+    is_wide = A.shape[-2] <= A.shape[-1]
+    inverse = torch_lu.inv(A @ A.mT if is_wide else A.mT @ A)
+
+    def solve(R: Tensor) -> Tensor:
+        return A.mT @ (inverse @ R) if is_wide else inverse @ (A.mT @ R)
+
+    X = solve(B)
+    return X + solve(B - A @ X)
 
 
 def _lstsq_recipes() -> tuple[Recipe, ...]:
