@@ -18,7 +18,7 @@ from lapgrad.distributed.blockcyclic.local import LocalEngine
 _ENGINES = ("local", "scalapack", "cusolvermp")
 #: Variables in which launchers say how many processes there are: MPICH and Slurm, Open MPI, torchrun.
 _COUNTS = {"cpu": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"), "cuda": ("WORLD_SIZE",)}
-_BLOCKS = {"cpu": 128, "cuda": 512}
+_BLOCKS = {"cpu": 192, "cuda": 512}
 
 
 class ProcessGrid:
@@ -140,7 +140,7 @@ def make_grid(
 
     Args:
         shape: Rows and columns of the grid; None: as square as possible.
-        block: Rows and columns of a block; None: 128 on CPUs, 512 on GPUs. Small blocks spread the work
+        block: Rows and columns of a block; None: 192 on CPUs, 512 on GPUs. Small blocks spread the work
             evenly, large ones make fewer messages.
         device: "cpu" or "cuda": where matrices are.
         engine: "scalapack" (CPUs), "cusolvermp" (GPUs), or "local" (one process); None: as there are
