@@ -30,7 +30,7 @@ void gemm_batch(T alpha, Batch<const T> A, Batch<const T> B, T beta, Batch<const
         const int team = is_small ? 1 : parallel::threads();
         const blas::ThreadLimit limit(!is_small && team < parallel::pool_threads() ? team : 0);
         if (adds) copy<T>(C[0], beta, D[0], !is_small);
-        const bool is_own = is_small || (plan::current.own_blocks && !is_slim<T>(m, n, k));
+        const bool is_own = is_small || (uses_own_blocks(m, n, k) && !is_slim<T>(m, n, k));
         return is_own ? gemm<T>(alpha, A[0], B[0], adds, D[0]) : blas::gemm<T>(alpha, A[0], B[0], T(adds), D[0]);
     }
     if (fits_product_lanes<T>(D.count, m, n, k, A, B, D) && (!adds || C.dense())) {
