@@ -81,7 +81,8 @@ class _Covariance(torch.autograd.Function):
     def backward(ctx: Any, gK: Tensor) -> tuple[Tensor | None, ...]:
         variance, F, G = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
+        # Cotangents may also be batches of a vmap, negated views, or zeros without memory.
+        if torch.is_grad_enabled() or not skips_dispatcher((gK,)):
             return None, None, *_differentiate_composite(ctx.composite, (variance, F, G), needs, gK)
         gK, F = gK.contiguous(), F.contiguous()
         G = None if G is None else G.contiguous()
@@ -102,8 +103,10 @@ class _Covariance(torch.autograd.Function):
 def _differentiate_composite(
     composite: Composite, tensors: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...], gK: Tensor
 ) -> list[Tensor | None]:
-    """Return gradients that can be differentiated again."""
+    """Return gradients, which can be differentiated again if gradients are recorded."""
     wanted = [X for X, need in zip(tensors, needs, strict=True) if need and X is not None]
-    K = composite(*tensors)
-    found = iter(torch.autograd.grad(K, wanted, gK, create_graph=True))
+    is_recording = torch.is_grad_enabled()
+    with torch.enable_grad():
+        K = composite(*tensors)
+    found = iter(torch.autograd.grad(K, wanted, gK, create_graph=is_recording))
     return [next(found) if need else None for need in needs]

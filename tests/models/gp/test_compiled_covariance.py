@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from device import DEVICE
@@ -116,6 +118,45 @@ def test_higher_derivatives(kernel: type[Stationary]) -> None:
     )
     assert gradcheck(compute, leaves)
     assert gradgradcheck(compute, leaves)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_many_cotangents_at_once(symmetric: bool) -> None:
+    """Jacobians are pulled back under a vmap, whose tensors have no memory."""
+    variance, F, G = torch.tensor(0.6).double(), draw_points(3, 2), draw_points(4, 2)
+
+    def compute(F: Tensor) -> Tensor:
+        found = Matern32()._compute_compiled((variance,), F, None if symmetric else G)
+        assert found is not None
+        return found
+
+    expected = torch.autograd.functional.jacobian(compute, F)
+    assert_close(torch.autograd.functional.jacobian(compute, F, vectorize=True), expected)
+    leaf = F.clone().requires_grad_()
+    K = compute(leaf)
+
+    def pull_back(cotangent: Tensor) -> Tensor:
+        return torch.autograd.grad(K, leaf, cotangent, retain_graph=True)[0]
+
+    identity = torch.eye(K.numel(), dtype=K.dtype).view(-1, *K.shape)
+    assert_close(torch.func.vmap(pull_back)(identity).view_as(expected), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [torch._neg_view, lambda g: torch._efficientzerotensor(g.shape, dtype=g.dtype)],
+    ids=["negated", "zero"],
+)
+def test_cotangents_that_are_not_what_is_stored(make: Callable[[Tensor], Tensor]) -> None:
+    """Views that negate, and zeros without memory, which gradients of complex numbers bring about."""
+    leaves = [draw_points(n, 2).requires_grad_() for n in (3, 4)]
+    found, _ = compute_both(RBF(), torch.ones((), dtype=torch.float64), leaves[0], leaves[1])
+    cotangent = make(draw_points(*found.shape))
+    stored = torch.zeros(found.shape, dtype=found.dtype) + cotangent
+    assert_all_close(
+        torch.autograd.grad(found, leaves, cotangent, retain_graph=True),
+        torch.autograd.grad(found, leaves, stored),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
