@@ -10,6 +10,8 @@ from tolerances import assert_all_close, assert_close
 from torch import Tensor
 
 import lapgrad
+from lapgrad._kernels.table import is_core_in_use
+from lapgrad._translation import recorded_lu
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("overrides_removed")]
 
@@ -57,6 +59,17 @@ def test_derivatives() -> None:
     with lapgrad.accelerate():
         assert torch.autograd.gradcheck(lambda A: torch.linalg.lu_factor(A)[0], A, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(lambda A: torch.linalg.lu_factor(A)[0], A)
+
+
+@pytest.mark.skipif(not is_core_in_use(), reason="needs the core")
+def test_the_core_pulls_the_cotangent_of_a_sum_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one number, expanded: the core, which needs memory for every entry, takes a copy."""
+    A = draw(5, 5).requires_grad_()
+    expected = torch.autograd.grad(torch.linalg.lu_factor(A)[0].sum(), A)
+    monkeypatch.setattr(recorded_lu, "_split", lambda LU: pytest.fail("the gradient is made of operators"))
+    with lapgrad.accelerate():
+        actual = torch.autograd.grad(torch.linalg.lu_factor(A)[0].sum(), A)
+    assert_all_close(actual, expected)
 
 
 def test_singular_matrices_raise_torchs_error() -> None:

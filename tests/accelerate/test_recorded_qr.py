@@ -8,6 +8,8 @@ from tolerances import assert_all_close
 from torch import Tensor
 
 import lapgrad
+from lapgrad._kernels.table import is_core_in_use
+from lapgrad._translation import qr
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("overrides_removed")]
 
@@ -56,6 +58,21 @@ def test_second_derivatives() -> None:
     with lapgrad.accelerate():
         assert torch.autograd.gradcheck(torch.linalg.qr, A)
         assert torch.autograd.gradgradcheck(torch.linalg.qr, A)
+
+
+@pytest.mark.skipif(not is_core_in_use(), reason="needs the core")
+def test_the_core_pulls_cotangents_of_sums_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are one number each, expanded: the core, which needs memory for every entry, takes copies."""
+
+    def differentiate_sums() -> tuple[Tensor, ...]:
+        Q, R = torch.linalg.qr(A)
+        return torch.autograd.grad(Q.sum() + R.sum(), A)
+
+    A = draw(5, 3).requires_grad_()
+    expected = differentiate_sums()
+    monkeypatch.setattr(qr, "operator_vjp", None)
+    with lapgrad.accelerate():
+        assert_all_close(differentiate_sums(), expected)
 
 
 def test_what_lapgrad_refuses_is_torchs() -> None:

@@ -156,6 +156,11 @@ def expand_batch(A: Tensor, batch: Sequence[int]) -> Tensor:
     return A if A.shape[:-2] == batch else A.expand(*batch, *A.shape[-2:])
 
 
+def store_expanded(cotangent: Tensor | None) -> Tensor | None:
+    """Return a cotangent with memory for every entry: that of a sum is one number, expanded."""
+    return cotangent if cotangent is None or 0 not in cotangent.stride() else cotangent.contiguous()
+
+
 def is_shared(A: Tensor) -> bool:
     """Whether ``A`` is one matrix: no leading dimensions, or all of them 1."""
     return all(size == 1 for size in A.shape[:-2])

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import allocate_matrix
+from lapgrad._torch.layout import allocate_matrix, store_expanded
 from lapgrad._translation import solve_triangular
 from lapgrad._translation._results import allocate_column_major
 from lapgrad._translation._torch_kernels import run_torch
@@ -109,8 +109,10 @@ def _vjp(
     gR: Tensor | None,
 ) -> tuple[Tensor]:
     Q, R = saved
-    if not is_compiling() and (found := _take_vjp(Q, R, gQ, gR)) is not None:
-        return (found,)
+    if not is_compiling():
+        gQ, gR = store_expanded(gQ), store_expanded(gR)
+        if (found := _take_vjp(Q, R, gQ, gR)) is not None:
+            return (found,)
     cotangents = [None if g is None else g.mT for g in (gQ, gR)]
     gradient: Tensor = operator_vjp.call(Q.mT, R.mT, *cotangents)
     return (gradient.mT,)

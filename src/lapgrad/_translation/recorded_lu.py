@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 from lapgrad._kernels.table import make_shortcut
 from lapgrad._torch import private as _torch_private
 from lapgrad._torch.define import Formulas, define
+from lapgrad._torch.layout import store_expanded
 from lapgrad._translation import _torch_functions, solve_triangular
 from lapgrad._translation._results import allocate_column_major
 from lapgrad._translation.lu import Factors, compute_lu_factor_ex, is_unsafe
@@ -71,7 +72,7 @@ def _vjp(
     LU, pivots = saved
     if g is None:
         return (None,)
-    if not is_compiling() and (found := _take_vjp(LU, pivots, g)) is not None:
+    if not is_compiling() and (found := _take_vjp(LU, pivots, store_expanded(g))) is not None:
         return (found,)
     L, U = _split(LU)
     middle = (L.mT @ g.tril(-1)).tril(-1) + (g.triu() @ U.mT).triu()
