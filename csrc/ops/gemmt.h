@@ -42,6 +42,12 @@ bool is_transpose(View<const T> A, View<const T> B) {
     return A.data == B.data && A.row_stride == B.col_stride && A.col_stride == B.row_stride;
 }
 
+// The same for each item of a batch.
+template <class T>
+bool is_transpose(Batch<const T> A, Batch<const T> B) {
+    return is_transpose<T>(A[0], B[0]) && (A.count == 1 || A.batch_stride == B.batch_stride);
+}
+
 // The lower triangle by recursion, on one thread.
 template <class T>
 void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper) {
@@ -129,7 +135,7 @@ void gemmt_sum_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<const T>
     const index_t n = C.rows, k = A.cols;
     if (n == 0) return;
     // C := alpha (P + P') of the one product P = A B.
-    const bool is_twice = symmetric && k > 0 && is_transpose<T>(A[0], E[0]) && is_transpose<T>(B[0], D[0]);
+    const bool is_twice = symmetric && k > 0 && is_transpose<T>(A, E) && is_transpose<T>(B, D);
     if (is_twice && fits_product_lanes<T>(C.count, n, n, k, A, B, C)) {
         for_lane_ranges<T>(C.count, n * n * k, [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_gemm(n == 1 ? 2 * alpha : alpha, A, false, B, T(0), C.readonly(), C, begin, end, thread_scratch());

@@ -8,6 +8,7 @@ from tolerances import assert_close
 from torch import Tensor
 
 import lapgrad
+from lapgrad._kernels.table import is_core_in_use, lookup
 from lapgrad._torch import lu as torch_lu
 
 pytestmark = pytest.mark.cpu
@@ -103,3 +104,14 @@ def test_large_results_have_their_memory() -> None:
     assert torch.equal(first, -second)
     tracked = d.clone().requires_grad_()
     assert torch.equal(lapgrad.makediag(tracked).detach(), first)
+
+
+@pytest.mark.skipif(not is_core_in_use(), reason="needs the core")
+@pytest.mark.parametrize("n", [1, 3])
+def test_sums_of_products_that_share_their_first_item(n: int) -> None:
+    """A B' + D E' is twice a symmetric part if D is B and E is A, in all items."""
+    A, B = make_batch(5, n, 2, torch.float64), make_batch(5, n, 2, torch.float64)
+    E, C = A[:1].expand(A.shape), A.new_empty(5, n, n)
+    lookup("gemmt_sum", A)(C, A, B, B, E, lower=True, symmetric=True, alpha=1.0)
+    assert_close(C.tril(), (A @ B.mT + B @ E.mT).tril())
+    assert torch.equal(C, C.mT)
