@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fresh_process import get_output, run
+from paths import set_core
 from samples import OPERATORS, Sample, join_results
 from sized import list_flag_choices, sample
 from tolerances import assert_all_close, of_order
@@ -97,6 +98,19 @@ def test_torch_is_the_first_choice() -> None:
     if _blas._find_torch() is None:
         pytest.skip("this torch exports no BLAS")
     assert _blas.find().name == "torch"
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("shape", [(300, 300, 1), (1, 300, 300)], ids=str)
+def test_products_with_a_vector_are_left_to_blas(shape: tuple[int, int, int]) -> None:
+    """So results have the same bits, whoever computes larger products: packing would take longer."""
+    n, k, m = shape
+    torch.manual_seed(0)
+    A, B = torch.randn(n, k), torch.randn(k, m)
+    with set_core({"own_blocks": 0}, threads=1):
+        expected = lapgrad.gemm2(A, B)
+    with set_core({"own_blocks": 1}, threads=1):
+        assert torch.equal(lapgrad.gemm2(A, B), expected)
 
 
 def test_without_the_core() -> None:
