@@ -165,6 +165,8 @@ nb::object lu_factor_vjp(nb::handle factors, nb::handle pivots, nb::handle cotan
     if (p.dtype.code != dlpack::int_code || p.dtype.bits != 32 || p.ndim != last + 1 || p.shape[last] != n) return nb::none();
     if ((n > 1 && p.strides[last] != 1) || (count > 1 && p.strides[0] != n)) return nb::none();
     const auto* const exchanged = reinterpret_cast<const std::int32_t*>(static_cast<const char*>(p.data) + p.byte_offset);
+    // Programs that read them through NumPy, to count rows from 0, may have changed them: then torch raises an error.
+    if (std::any_of(exchanged, exchanged + count * n, [&](std::int32_t row) { return row < 1 || row > n; })) return nb::none();
     const NewTensor gradient = allocate_matrix(LU, n, n);
     compute(LU, 4.0 * double(n) * double(n) * double(n), [&](auto type) {
         using T = decltype(type);

@@ -72,6 +72,23 @@ def test_the_core_pulls_the_cotangent_of_a_sum_back(monkeypatch: pytest.MonkeyPa
     assert_all_close(actual, expected)
 
 
+def test_pivots_that_were_changed_raise_torchs_error() -> None:
+    """NumPy changes them unnoticed by autograd, for example to count rows from 0 as SciPy does."""
+
+    def differentiate() -> None:
+        A = draw(4, 4).requires_grad_()
+        LU, pivots = torch.linalg.lu_factor(A)
+        rows = pivots.numpy()
+        rows -= 5
+        LU.sum().backward()
+
+    with pytest.raises(RuntimeError) as expected:
+        differentiate()
+    with lapgrad.accelerate(), pytest.raises(RuntimeError) as raised:
+        differentiate()
+    assert str(raised.value) == str(expected.value)
+
+
 def test_singular_matrices_raise_torchs_error() -> None:
     A = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
 
