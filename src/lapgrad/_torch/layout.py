@@ -92,10 +92,11 @@ def _check_float_tensor(operator: str, argument: str, value: Tensor) -> Tensor:
     raise _errors.wrong_dtype(operator, argument, value)
 
 
-def check_factor(operator: str, argument: str, value: Any) -> float:
+def check_factor(operator: str, argument: str, value: Any) -> Any:
     """``value``, a number to scale with. Raises for a tensor: a gradient would end there unnoticed."""
     # torch.jit.trace passes sizes, and what is computed from them, as tensors without a gradient.
-    if isinstance(value, Tensor) and torch.jit.is_tracing() and not value.requires_grad:
+    # (torch does not export the name of this public function to type checkers.)
+    if isinstance(value, Tensor) and torch.jit.is_tracing() and not value.requires_grad:  # type: ignore[attr-defined]
         return value
     if isinstance(value, Tensor) or not (is_compiling() or isinstance(value, _NUMBERS)):
         raise _errors.not_a_number(operator, argument, value)
