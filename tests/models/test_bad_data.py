@@ -12,7 +12,14 @@ from tolerances import HIGHER_ORDER, assert_close
 from torch import Tensor
 
 import lapgrad
-from lapgrad.models import GPRegression, LinearGaussianSSM, MultiTaskBLR
+from lapgrad.models import (
+    BatchGPRegression,
+    GPRegression,
+    LinearGaussianSSM,
+    Model,
+    MultiTaskBLR,
+    SparseGPRegression,
+)
 from lapgrad.models.kernels import RBF, Kernel, Linear
 
 X, Y = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6.0).double()
@@ -82,6 +89,37 @@ def test_fits_need_gradients() -> None:
     model = GPRegression(X, Y)
     with torch.inference_mode(), pytest.raises(lapgrad.OptionError, match="inference_mode"):
         model.fit()
+
+
+def make_models() -> list[Model]:
+    return [
+        GPRegression(X, Y),
+        SparseGPRegression(X, Y, inducing=3, generator=0),
+        BatchGPRegression(X, torch.stack([Y, Y.sin()])),
+    ]
+
+
+def test_there_must_be_something_to_learn() -> None:
+    for model in make_models():
+        model.requires_grad_(False)
+        with pytest.raises(lapgrad.OptionError, match="nothing to fit"):
+            model.fit()
+
+
+def test_inducing_inputs_may_be_all_that_is_learned() -> None:
+    x = torch.linspace(0.0, 6.0, 40, dtype=torch.float64)
+    model = SparseGPRegression(x, x.sin(), inducing=x[:6], noise_var=0.01)
+    model.fix("constant", "noise_var", "kernel.lengthscale", "kernel.variance")
+    before = model.loss().item()
+    assert model.fit().loss < before - 1.0
+    assert model.noise_var.item() == pytest.approx(0.01)
+
+
+@pytest.mark.filterwarnings("ignore:.*the fit explains nothing:lapgrad.FitWarning")
+def test_fits_turn_gradients_on() -> None:
+    for model in make_models():
+        with torch.no_grad():
+            assert model.fit().converged
 
 
 def test_noise_of_new_observations_may_be_an_array() -> None:

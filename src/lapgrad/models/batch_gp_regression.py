@@ -180,6 +180,8 @@ class BatchGPRegression(Model):
         _checks.check_steps(who, steps)
         if not tolerance >= 0.0:
             raise _exceptions.OptionError(f"{who}: tolerance must not be negative, got {tolerance}.")
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise _exceptions.OptionError(f"{who}: no parameter requires a gradient: nothing to fit.")
         started, batched = time.perf_counter(), BatchedLoss(self, is_batch=True)
         found = minimise_together(batched.evaluate_items, batched.get_points(), steps, tolerance)
         if not found.points:

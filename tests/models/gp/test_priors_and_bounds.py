@@ -52,6 +52,16 @@ def test_a_sharp_prior_decides(starts: int) -> None:
     assert abs(result.loss - model.compute_objective().item()) < 1e-6
 
 
+@pytest.mark.parametrize("starts", [None, 1, 4])
+def test_single_numbers_may_have_priors(starts: int | None) -> None:
+    model = GPRegression(*data(), Matern52())
+    model.set_prior("noise_var", LogNormal(math.log(0.02), 1e-4))
+    model.set_prior("kernel.variance", LogNormal(0.0, 1e-4))
+    model.fit(starts=starts)
+    assert model.noise_var.item() == pytest.approx(0.02, rel=1e-3)
+    assert model.kernel.variance.item() == pytest.approx(1.0, rel=1e-3)
+
+
 def test_a_prior_shrinks_an_irrelevant_dimension_back() -> None:
     plain, regular = (GPRegression(*data(), RBF(ard=True)) for _ in range(2))
     regular.set_prior("kernel.lengthscale", LogNormal(0.5, 0.5))

@@ -104,7 +104,8 @@ class BatchedLoss:
                 losses = self._model.compute_losses(items)
             else:
                 losses = self._model.compute_objectives(torch.Size([len(points)]))
-        found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+            total = losses.sum()
+        found = torch.autograd.grad(total, leaves, allow_unused=True)
         flat = [
             (torch.zeros_like(leaf) if gradient is None else gradient).reshape(len(points), -1).to(points)
             for leaf, gradient in zip(leaves, found, strict=True)

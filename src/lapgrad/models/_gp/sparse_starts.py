@@ -59,6 +59,8 @@ class WithSecondStart(StandardisedRegression, Model):
             return fit()
         inputs, outputs = self._scale_inputs(self.X), self._scale_targets(self.y)
         exact = make_exact(self, inputs, outputs, source)
+        if not _starts.has_learned_numbers(exact):
+            return fit()
         initial = _starts.draw_starts(exact, _COUNT + 1, source)[1:]
 
         def move() -> None:

@@ -54,7 +54,8 @@ def fit_from_several(
     _checks.check_gradients_are_allowed(who)
     source = _checks.make_generator(who, generator, torch.device("cpu"))
     is_resumed = options.get("resume") is not None
-    if count == 1 or optimizer != "lbfgs" or is_resumed or not is_batchable(model):
+    has_one_start = count == 1 or not has_learned_numbers(model)
+    if has_one_start or optimizer != "lbfgs" or is_resumed or not is_batchable(model):
         return fit(optimizer, **options)
     if count is not None:
         subject = _choose_subject(model, source) if _is_on_grid(model) else model
@@ -70,6 +71,11 @@ def check_count(who: str, count: int | None) -> None:
     """Raise an OptionError unless a number of starts is positive, or None."""
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise _exceptions.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
+
+
+def has_learned_numbers(model: nn.Module) -> bool:
+    """Return whether a parameter of a model requires a gradient."""
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _fit_best(model: Any, fit: Callable[..., FitResult], generator: torch.Generator | None) -> FitResult:
@@ -237,7 +243,7 @@ def _draw_part(
         values = _draw_from_prior(prior, raw.shape, count - 1, generator)
         bounds = get_all_bounds(module).get(descriptor.name)
         values = values if bounds is None else bounds.move_inside(values)
-        encoded = descriptor.encode(module, values).flatten(1)
+        encoded = descriptor.encode(module, values).reshape(shape)
         drawn[1:] = torch.where(encoded.isfinite(), encoded, drawn[1:])
     elif descriptor.name == "noise_var":
         drawn[1:] += math.log(_LEAST_NOISE) * torch.rand(shape, dtype=raw.dtype, generator=generator)
