@@ -72,6 +72,11 @@ class Bounds(NamedTuple):
         """Return whether a number, or each number of a tensor, lies inside."""
         return (value > self.low) & (value < self.high)
 
+    def contains_clearly(self, value: Tensor) -> Tensor:
+        """Return whether each number lies inside, and not so near to an end that gradients vanish."""
+        low, high = (_NEAR * abs(end) if math.isfinite(end) else 0.0 for end in (self.low, self.high))
+        return (value > self.low + low) & (value < self.high - high)
+
     def move_inside(self, value: Tensor) -> Tensor:
         """Return the nearest value that is a little inside, so that gradients do not vanish there."""
         if math.isinf(self.high) or math.isinf(self.low):
@@ -86,7 +91,7 @@ class Bounds(NamedTuple):
         return f"between {self.low:g} and {self.high:g}"
 
 
-_MARGIN = 0.01
+_MARGIN, _NEAR = 0.01, 1e-6
 
 
 class Hyperparameter:
@@ -95,7 +100,12 @@ class Hyperparameter:
     Use: ``lengthscale = positive()`` in the body of the class, ``self.lengthscale = 0.3`` in ``__init__``.
     The first assignment decides the shape; later ones broadcast to it, and keep ``requires_grad``. None
     stands for the default, if there is one: the value then counts as not given, until one is assigned.
+
+    Attributes:
+        option_of_bounds: The option of the constructor of its module that sets bounds; None: ``set_bounds``.
     """
+
+    option_of_bounds: str | None = None
 
     def __init__(
         self,
@@ -105,15 +115,16 @@ class Hyperparameter:
         wanted: str,
         floor: str | None = None,
         default: float | None = None,
+        limits: tuple[float, float] = (-math.inf, math.inf),
     ) -> None:
         self.from_raw, self.to_raw, self.inside, self.wanted = from_raw, to_raw, inside, wanted
-        self.floor, self.default = floor, default
+        self.floor, self.default, self.limits = floor, default, limits
 
     def get_lowest(self, module: nn.Module) -> float:
         """Return what values have to be greater than."""
         if self.floor is not None:
             return float(getattr(module, self.floor).max())
-        return 0.0 if self.is_logarithmic else -math.inf
+        return 0.0 if self.is_logarithmic else self.limits[0]
 
     @property
     def is_logarithmic(self) -> bool:
@@ -272,6 +283,7 @@ def bounded(low: float, high: float) -> Any:
         lambda value: torch.logit((value - low) / width),
         lambda value: (value > low) & (value < high),
         f"between {low:g} and {high:g}",
+        limits=(low, high),
     )
 
 
@@ -390,7 +402,8 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
         Args:
             name: Path as in ``hyperparameters``.
             low: It stays above this; None: as far as its kind allows.
-            high: It stays below this; None: no limit. With neither, bounds set before are removed.
+            high: It stays below this; None: as far as its kind allows. With neither, bounds set before are
+                removed.
 
         Raises:
             OptionError: There is no hyper-parameter of that name, or nothing between the bounds.
@@ -403,6 +416,11 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
             True
         """
         module, descriptor = self._find_hyperparameter(name)
+        if descriptor.option_of_bounds is not None:
+            raise _exceptions.OptionError(
+                f"{type(self).__name__}: the bounds of {name} are an option of {type(module).__name__}: "
+                f"{descriptor.option_of_bounds}."
+            )
         with torch.no_grad():
             value = getattr(module, descriptor.name).double()
         all_bounds = get_all_bounds(module)
@@ -412,12 +430,12 @@ class ParametrisedModule(nn.Module, metaclass=_SealedType):
             lowest = descriptor.get_lowest(module)
             bounds = Bounds(
                 lowest if low is None else max(lowest, float(low)),
-                math.inf if high is None else float(high),
+                min(descriptor.limits[1], math.inf if high is None else float(high)),
                 descriptor.is_logarithmic,
             )
             if not bounds.low < bounds.high:
                 raise _exceptions.OptionError(f"{type(self).__name__}: {name} cannot be {bounds.describe()}.")
-            value = bounds.move_inside(value)
+            value = torch.where(bounds.contains_clearly(value), value, bounds.move_inside(value))
             all_bounds[descriptor.name] = bounds
         setattr(module, descriptor.name, value)
         if not was_given:

@@ -104,6 +104,15 @@ def test_bounds_keep_values_inside_and_move_others(low: float | None, high: floa
     assert kernel.lengthscale.item() == pytest.approx(100.0)
 
 
+@pytest.mark.parametrize(("low", "high"), [(1e-6, None), (None, 10.0), (1e-6, 10.0)])
+def test_bounds_keep_small_values_inside(low: float | None, high: float | None) -> None:
+    kernel = RBF(1e-3)
+    kernel.set_bounds("lengthscale", low, high)
+    assert kernel.lengthscale.item() == pytest.approx(1e-3)
+    kernel.set_bounds("lengthscale", 1e-3 * (1.0 - 1e-9), 1.0)  # gradients vanish so near to an end
+    assert kernel.lengthscale.item() > 1.01e-3
+
+
 def test_what_is_not_given_starts_from_the_data_within_bounds() -> None:
     kernel = Matern52()
     kernel.set_bounds("lengthscale", 0.1, 50.0)

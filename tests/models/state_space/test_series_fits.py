@@ -130,6 +130,48 @@ def test_fixed_parameters_stay() -> None:
     assert model.noise_var.item() == pytest.approx(15900, rel=0.05)
 
 
+def test_variances_stay_within_bounds() -> None:
+    """The start is in the middle of the bounds: the stored logit is 0, as the logarithm of 1 is."""
+    model = LinearGaussianSSM(nile(), LocalLevel(1000.0), noise_var=1e4)
+    model.set_bounds("level.variance", 10.0, 1e5)
+    model.set_bounds("noise_var", 1e2, 1e6)
+    result = model.fit()
+    assert -result.loss > -633.4646 - 1e-3
+    assert model.loss().item() == pytest.approx(result.loss, abs=1e-8)
+    model.set_bounds("level.variance", None, 800.0)
+    assert model.fit().loss > result.loss
+    assert model.component.variance.item() == pytest.approx(800.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "bounds", "ends"),
+    [
+        (Cycle, "cycle.damping", (0.5, None), (0.5, 1.0)),
+        (Cycle, "cycle.damping", (None, 0.5), (0.0, 0.5)),
+        (lambda: AR(1), "ar.partial", (None, 0.5), (-1.0, 0.5)),
+    ],
+)
+def test_one_bound_leaves_the_other_end_of_an_interval(
+    make: Any, name: str, bounds: tuple[float | None, float | None], ends: tuple[float, float]
+) -> None:
+    model = LinearGaussianSSM(nile(), LocalLevel() + make())
+    model.set_bounds(name, *bounds)
+    raw = dict(model.named_parameters())[f"component.parts.1.raw_{name.split('.')[1]}"]
+    for sign, end in zip((-1.0, 1.0), ends, strict=True):
+        with torch.no_grad():
+            raw.fill_(30.0 * sign)
+        assert model.hyperparameters()[name].item() == pytest.approx(end, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cycle.frequency", "cycle.period"])
+def test_bounds_of_a_period_are_an_option(name: str) -> None:
+    model = LinearGaussianSSM(nile(), LocalLevel() + Cycle(10.0))
+    with pytest.raises(lapgrad.OptionError, match="an option of Cycle: period_bounds"):
+        model.set_bounds(name, 0.3, 0.9)
+    with pytest.raises(lapgrad.OptionError, match=r"noise_var cannot be below -1\.0"):
+        model.set_bounds("noise_var", None, -1.0)
+
+
 def test_the_ratio_of_two_variances_may_have_two_optima() -> None:
     """Between them the likelihood is lower by 0.2 only, and a start at the first one stays there."""
     y = airline()

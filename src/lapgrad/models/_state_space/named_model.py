@@ -93,14 +93,20 @@ class NamedModel(_Base):
         Args:
             name: As in ``hyperparameters``; ``noise_var`` of series with one value at each time.
             low: It stays above this; None: as far as its kind allows.
-            high: It stays below this; None: no limit. With neither, bounds set before are removed.
+            high: It stays below this; None: as far as its kind allows. With neither, bounds set before are
+                removed.
 
         Raises:
             OptionError: There is no hyper-parameter of that name, or nothing between the bounds.
         """
+        if name.endswith(".period") and name not in name_hyperparameters(self):
+            self._find_named(name)
+            name = f"{name.removesuffix('period')}frequency"
         if name != "noise_var" or self.noise is None or self.y.shape[-1] > 1:
             super().set_bounds(name, low, high)
             return
+        if high is not None and not float(high) > 0.0:
+            raise _exceptions.OptionError(f"{type(self).__name__}: noise_var cannot be below {high}.")
         squares = [None if bound is None else max(float(bound), 0.0) for bound in (low, high)]
         roots = [None if square is None else math.sqrt(square) for square in squares]
         super().set_bounds("noise.deviations", *roots)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from lapgrad.models._parameters import Hyperparameter
+from lapgrad.models._parameters import Bounds, Hyperparameter, find_bounds
 from lapgrad.models._state_space.covariance import Covariance
 from lapgrad.models.components.base import Sum
 
@@ -29,13 +29,14 @@ def _list_descriptors_of_classes(kinds: tuple[type, ...]) -> list[tuple[str, Hyp
     return sorted(found.items())
 
 
-def list_descriptors(model: nn.Module) -> list[tuple[Tensor, Hyperparameter, bool]]:
-    """Return raw tensors and descriptors of all hyper-parameters, and whether each is a deviation."""
+def list_descriptors(model: nn.Module) -> list[tuple[Tensor, Hyperparameter, bool, Bounds | None]]:
+    """Return raw tensors and descriptors of all hyper-parameters, whether each is a deviation, and bounds."""
     return [
         (
             module.get_parameter(descriptor.raw_name),
             descriptor,
             isinstance(module, Covariance) and descriptor.name == "deviations",
+            find_bounds(module, descriptor.name),
         )
         for _, module, descriptor in iterate_descriptors(model)
     ]

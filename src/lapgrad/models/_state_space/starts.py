@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lapgrad.models._parameters import Hyperparameter
+from lapgrad.models._parameters import Bounds, Hyperparameter
 from lapgrad.models._state_space.variances import Variance
 
 Array = npt.NDArray[np.float64]
@@ -110,23 +110,27 @@ class LearnedNumber(NamedTuple):
 
 
 def describe_numbers(
-    found: Sequence[tuple[Tensor, Hyperparameter, bool]], parameters: Sequence[Tensor]
+    found: Sequence[tuple[Tensor, Hyperparameter, bool, Bounds | None]], parameters: Sequence[Tensor]
 ) -> list[LearnedNumber] | None:
     """Return what each number of the learned parameters is; None: some are not hyper-parameters.
 
+    A variance with bounds is no variance here if it is not linear in the exponential of its raw number.
+
     Args:
-        found: Raw tensors of all hyper-parameters, with their descriptors, and whether they are standard
-            deviations.
+        found: Raw tensors of all hyper-parameters, with their descriptors, whether they are standard
+            deviations, and their bounds.
         parameters: The learned tensors.
     """
-    known = {id(raw): (descriptor, is_deviation) for raw, descriptor, is_deviation in found}
+    known = {id(raw): (descriptor, is_deviation, bounds) for raw, descriptor, is_deviation, bounds in found}
     numbers = []
     for parameter in parameters:
         if id(parameter) not in known:
             return None
-        descriptor, is_deviation = known[id(parameter)]
-        is_variance = is_deviation or isinstance(descriptor, Variance)
-        is_bounded = descriptor.wanted.startswith("between")
+        descriptor, is_deviation, bounds = known[id(parameter)]
+        is_linear = bounds is None or (math.isinf(bounds.high) and (bounds.low == 0.0 or not is_deviation))
+        is_variance = is_linear and (is_deviation or isinstance(descriptor, Variance))
+        has_interval = bounds is not None and math.isfinite(bounds.low) and math.isfinite(bounds.high)
+        is_bounded = has_interval or descriptor.wanted.startswith("between")
         power, count = 2.0 if is_deviation else 1.0, parameter.numel()
         numbers += [LearnedNumber(is_variance, power, is_variance or is_bounded, count)] * count
     return numbers

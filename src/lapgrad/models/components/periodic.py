@@ -88,6 +88,8 @@ class HarmonicSeasonal(Component):
 class _Frequency(Hyperparameter):
     """A descriptor of a number between the two ``frequency_bounds`` of its module, stored as a logit."""
 
+    option_of_bounds = "period_bounds"
+
     def __init__(self) -> None:
         super().__init__(
             torch.sigmoid, torch.logit, lambda value: (value > 0) & (value < 1), "between its bounds"
