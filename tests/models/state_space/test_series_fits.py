@@ -247,6 +247,28 @@ def test_a_series_without_noise_is_named(y: Tensor) -> None:
         model.fit()
 
 
+@pytest.mark.filterwarnings("ignore:.*the likelihood has no maximum:lapgrad.FitWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AR(1),
+        lambda: AR(2),
+        lambda: AR(3),
+        lambda: LocalLevel() + AR(2),
+        lambda: LocalLevel() + Cycle(stationary=True),
+        lambda: Cycle(),
+    ],
+)
+@pytest.mark.parametrize("period", [12, 2])
+def test_processes_on_their_way_to_a_wave_that_never_fades(make: Any, period: int) -> None:
+    """Near there the variance of a stationary process is infinite, or has lost its digits."""
+    y = torch.cos(2.0 * torch.pi / period * torch.arange(100, dtype=torch.float64, device=DEVICE))
+    model = LinearGaussianSSM(y, make())
+    result = model.fit()
+    assert model.loss().item() == pytest.approx(result.loss, rel=0.01)
+    assert model.forecast(2).mean.isfinite().all()
+
+
 def test_a_variance_that_is_none_is_named() -> None:
     model = LinearGaussianSSM(nile(), LocalLevel())
     with pytest.raises(lapgrad.OptionError, match=r"LinearGaussianSSM: noise_var must be .* got -1.0"):

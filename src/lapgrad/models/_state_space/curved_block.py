@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+_LEAST_PART = 1e-10
+"""If the noise of a step is a smaller part of the variance of a process, few digits of that are right."""
+
 
 class CurvedBlock(NamedTuple):
     """Transition and prior of a component with n states at k raw hyper-parameters other than its variance.
@@ -28,6 +31,17 @@ class CurvedBlock(NamedTuple):
     transition_slopes: Array
     prior: Array
     prior_slopes: Array
+
+
+def compute_stationary_variance(part: float) -> float:
+    """Return 1 / part, the variance of a stationary process whose steps have noise of variance 1.
+
+    It is NaN for a process that is nearly not stationary: a search then steps back.
+
+    Args:
+        part: The variance of the noise, as a part of that of the process.
+    """
+    return 1.0 / part if part > _LEAST_PART else math.nan
 
 
 def squash_number(raw: float, low: float, high: float) -> tuple[float, float]:

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from lapgrad import _exceptions
 from lapgrad.models._parameters import Hyperparameter, Value, bounded
-from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash_number
+from lapgrad.models._state_space.curved_block import (
+    Array,
+    CurvedBlock,
+    compute_stationary_variance,
+    squash_number,
+)
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, NUMBER, NUMBERS, Entry
@@ -205,9 +210,9 @@ class Cycle(Component):
         )
         prior, prior_slopes = np.zeros((2, 2)), np.zeros((2, 2, 2))
         if self.stationary:
-            lost = 1.0 - damping**2
-            prior = np.eye(2) / lost
-            prior_slopes[1] = 2.0 * of_damping * damping / lost * prior
+            stationary = compute_stationary_variance(1.0 - damping**2)
+            prior = stationary * np.eye(2)
+            prior_slopes[1] = 2.0 * of_damping * damping * stationary * prior
         k = len(raw)
         return CurvedBlock(transition, slopes[:k], prior, prior_slopes[:k])
 
@@ -219,7 +224,9 @@ class Cycle(Component):
         if self.damped:
             fades, lost = self.damping**gaps, 1.0 - self.damping.square()
             A = fades[:, None, None] * A
-            noise = variance * (1.0 - fades.square()) / lost
+            # If rounding has made the damping 1, the quotient would be 0 / 0: the wave does not fade.
+            part = (1.0 - fades.square()) / lost.clamp_min(torch.finfo(lost.dtype).tiny)
+            noise = variance * torch.where(lost > 0.0, part, gaps)
             P = variance / lost * identity if self.stationary else P
         B = variance.new_tensor([[[1.0, 0.0]]])
         return Block(A, B, noise[:, None, None] * identity, variance.new_zeros(2), P)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -16,7 +17,13 @@ from lapgrad.models import _checks
 from lapgrad.models._arrays import conversion as _conversion
 from lapgrad.models._arrays.labels import check_same_labels, order_columns
 from lapgrad.models._parameters import Value, bounded
-from lapgrad.models._state_space.curved_block import Array, CurvedBlock, squash, squash_number
+from lapgrad.models._state_space.curved_block import (
+    Array,
+    CurvedBlock,
+    compute_stationary_variance,
+    squash,
+    squash_number,
+)
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
 from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
@@ -228,13 +235,16 @@ class AR(Component):
         if n == 1:
             # Arrays would take most of the time of a fit of a short series.
             a, of_a = squash_number(float(raw[0]), -1.0, 1.0)
-            stationary = 1.0 / (1.0 - a * a)
+            stationary = compute_stationary_variance(1.0 - a * a)
             numbers = np.array([a, of_a, stationary, 2.0 * a * of_a * stationary**2])
             A, of_A, P, of_P = numbers.reshape(4, 1, 1, 1)
             return CurvedBlock(A[0], of_A, P[0], of_P)
         if n == 2:
             return _curve_second_order(*(squash_number(float(number), -1.0, 1.0) for number in raw))
         partial, slopes = squash(raw, -1.0, 1.0)
+        variance = compute_stationary_variance(float(np.prod(1.0 - partial**2)))
+        if not math.isfinite(variance):
+            return CurvedBlock(*(np.full(shape, math.nan) for shape in 2 * ((n, n), (n, n, n))))
         found, gradient = partial[:1], np.diag(slopes)[:, :1]
         for k in range(1, n):
             last, of_last = partial[k], np.diag(slopes)[:, k : k + 1]
@@ -276,8 +286,8 @@ def _curve_second_order(first: tuple[float, float], second: tuple[float, float])
     A = [[p (1 - q), q], [1, 0]] and P = c [[1, p], [p, 1]] with c = 1 / ((1 - p²) (1 - q²)).
     """
     (p, of_p), (q, of_q) = first, second
-    c = 1.0 / ((1.0 - p * p) * (1.0 - q * q))
-    c_p, c_q = 2.0 * p * c / (1.0 - p * p), 2.0 * q * c / (1.0 - q * q)
+    c = compute_stationary_variance((1.0 - p * p) * (1.0 - q * q))
+    c_p, c_q = 2.0 * p * c * c * (1.0 - q * q), 2.0 * q * c * c * (1.0 - p * p)
     A = np.array([p * (1.0 - q), q, 1.0, 0.0])
     of_A = np.array([(1.0 - q) * of_p, 0.0, 0.0, 0.0, -p * of_q, of_q, 0.0, 0.0])
     P = np.array([c, p * c, p * c, c])
