@@ -85,6 +85,18 @@ def test_without_normalisation_it_is_the_model():
     assert estimator.log_marginal_likelihood_ == -estimator.fit_result_.loss
 
 
+@pytest.mark.parametrize("name", ["gp", "sparse gp"])
+@pytest.mark.parametrize("has_prior", [False, True])
+def test_priors_are_no_part_of_the_likelihood(name, has_prior):
+    X, y = curve(30)
+    kernel = RBF(lengthscale=[1.0, 1.0])
+    if has_prior:
+        kernel.set_prior("lengthscale", torch.distributions.LogNormal(0.0, 1.0))
+    estimator = clone(ESTIMATORS[name]).set_params(kernel=kernel, steps=50).fit(X, y)
+    expected = -estimator.model_.loss().item() - len(y) * np.log(y.std())
+    assert estimator.log_marginal_likelihood_ == pytest.approx(expected, abs=1e-8)
+
+
 def test_several_targets():
     X, y = curve(30)
     Y = np.column_stack([y, -3 * y])

@@ -69,7 +69,8 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
         targets = self._make_tensor((y - self._target_shift) / self._target_scale)
         self.model_ = self._make_model(self._scale_inputs(X), targets, seed)
         self.fit_result_ = self.model_.fit(self.optimizer, steps=self.steps, **self._get_fit_options())
-        self.log_marginal_likelihood_ = -self.fit_result_.loss - y.size * float(np.log(self._target_scale))
+        loss = self.fit_result_.loss - _measure_priors(self.model_)
+        self.log_marginal_likelihood_ = -loss - y.size * float(np.log(self._target_scale))
         return self
 
     def predict(
@@ -143,6 +144,13 @@ class ModelRegressor(RegressorMixin, BaseEstimator, abc.ABC):
 def copy_part(part: _Part) -> _Part:
     """Return a copy of a kernel or of features, because a fit must not change arguments of estimators."""
     return copy.deepcopy(part)
+
+
+@torch.no_grad()
+def _measure_priors(model: Regression) -> float:
+    """Return the part of the loss of a fit that comes from priors: no part of the likelihood."""
+    of_user = -float(model.log_prior()) if model.has_priors() else 0.0
+    return of_user + (model.measure_weak_priors() if isinstance(model, GPRegression) else 0.0)
 
 
 def _to_array(values: Tensor) -> Floats:
