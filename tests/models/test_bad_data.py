@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 
@@ -14,12 +15,14 @@ from torch import Tensor
 import lapgrad
 from lapgrad.models import (
     BatchGPRegression,
+    DeepGPRegression,
     GPRegression,
     LinearGaussianSSM,
     Model,
     MultiTaskBLR,
     SparseGPRegression,
 )
+from lapgrad.models.components import AR, Seasonal
 from lapgrad.models.kernels import RBF, Kernel, Linear
 
 X, Y = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6.0).double()
@@ -68,6 +71,15 @@ def set_entry(values: Tensor, row: int, entry: float) -> Tensor:
         (lambda: GPRegression(X, Y).predict(X, full_cov="no"), ValueError, "full_cov must be True or False"),
         (lambda: GPRegression(X, Y, normalise="no"), ValueError, "normalise must be True or False"),
         (lambda: GPRegression(X, Y).fit(steps=2.5), ValueError, "steps must be a positive integer, got 2.5"),
+        (lambda: GPRegression(X, Y).fit(lr="fast"), ValueError, "lr must be numbers .* got 1e-06 and 'fast'"),
+        (lambda: GPRegression(X, Y).fit(tolerance="1"), ValueError, "tolerance and lr must be numbers"),
+        (lambda: GPRegression(X, Y).fit(callback=3), ValueError, "callback must be a function, got 3"),
+        (lambda: LinearGaussianSSM(Y, 1).fit(lr="fast"), ValueError, "tolerance and lr must be numbers"),
+        (
+            lambda: GPRegression(X, Y).predict(X, chunk=1.5),
+            ValueError,
+            "chunk must be .* an integer, got 1.5",
+        ),
         (lambda: GPRegression(X, Y, noise_var="low"), ValueError, "noise_var must be a number, got 'low'"),
         (lambda: GPRegression(X, Y, noise_floor=-1.0), ValueError, "noise_floor must be a number, zero or"),
         (lambda: GPRegression(X, Y).predict(X, part="trend"), ValueError, "no part of the kernel has a name"),
@@ -97,6 +109,21 @@ def make_models() -> list[Model]:
         SparseGPRegression(X, Y, inducing=3, generator=0),
         BatchGPRegression(X, torch.stack([Y, Y.sin()])),
     ]
+
+
+def test_integers_of_numpy_are_numbers() -> None:
+    three = np.int64(3)
+    x = torch.linspace(0.0, 6.0, 40, dtype=torch.float64)
+    sparse = SparseGPRegression(x, x.sin(), inducing=three, generator=three)
+    sparse.fit(starts=three)
+    assert sparse.predict(x, chunk=three).mean.shape == (40,)
+    assert GPRegression(x, x.sin()).predict(x, chunk=three).mean.shape == (40,)
+    DeepGPRegression(x, x.sin(), inducing=three, generator=0).fit(steps=three)
+    series = LinearGaussianSSM(x.sin(), Seasonal(three) + AR(three))
+    assert series.forecast(three).mean.shape == (3,)
+    assert json.loads(json.dumps(series.config()))["component"]["config"]["parts"][0]["config"] == {
+        "period": 3
+    }
 
 
 def test_there_must_be_something_to_learn() -> None:

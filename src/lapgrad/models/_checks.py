@@ -85,8 +85,7 @@ def check_noise_limits(who: str, noise_var: object, noise_floor: object) -> None
         raise _exceptions.OptionError(f"{who}: noise_var must be a number, got {noise_var!r}.") from None
     if noise_floor is None:
         return
-    is_number = isinstance(noise_floor, int | float | np.number) and not isinstance(noise_floor, bool)
-    if not (is_number and 0.0 <= float(cast(float, noise_floor)) < math.inf):
+    if not (_is_number(noise_floor) and 0.0 <= float(cast(float, noise_floor)) < math.inf):
         raise _exceptions.OptionError(
             f"{who}: noise_floor must be a number, zero or positive, got {noise_floor!r}."
         )
@@ -136,10 +135,37 @@ def check_finite_rows(who: str, values: Tensor, name: str, *, first: int = 0) ->
     )
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def is_integer(value: object, least: int = 1) -> bool:
+    """Return whether a value is an integer, of Python or NumPy, that is not below ``least``; no bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
 def check_steps(who: str, steps: object) -> None:
     """Raise an OptionError unless ``steps`` is a positive integer."""
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+    if not is_integer(steps):
         raise _exceptions.OptionError(f"{who}: steps must be a positive integer, got {steps!r}.")
+
+
+def read_chunk(who: str, chunk: int | None) -> int | None:
+    """Return ``chunk`` as an integer of Python, or None; raise if it is neither None nor a positive one."""
+    if chunk is not None and not is_integer(chunk):
+        raise _exceptions.OptionError(f"{who}: chunk must be positive, and an integer, got {chunk!r}.")
+    return None if chunk is None else int(chunk)
+
+
+def check_fit_options(who: str, tolerance: object, lr: object, callback: object) -> None:
+    """Raise an OptionError for options of a fit that are no numbers, or no functions."""
+    is_rate = lr is None or callable(lr) or (_is_number(lr) and float(cast(float, lr)) > 0.0)
+    if not (is_rate and _is_number(tolerance) and float(cast(float, tolerance)) >= 0.0):
+        raise _exceptions.OptionError(
+            f"{who}: tolerance and lr must be numbers that are not negative, got {tolerance!r} and {lr!r}."
+        )
+    if callback is not None and not callable(callback):
+        raise _exceptions.OptionError(f"{who}: callback must be a function, got {callback!r}.")
 
 
 def check_gradients_are_allowed(who: str) -> None:
@@ -167,8 +193,8 @@ def make_generator(
     """Return a generator, from a seed if an int is given; None stands for torch's default generator."""
     if given is None or isinstance(given, torch.Generator):
         return given
-    if isinstance(given, bool) or not isinstance(given, int):
+    if isinstance(given, bool) or not isinstance(given, int | np.integer):
         raise _exceptions.OptionError(
             f"{who}: generator must be a torch.Generator, an int or None, got {type(given).__name__}."
         )
-    return torch.Generator(device).manual_seed(given)
+    return torch.Generator(device).manual_seed(int(given))

@@ -235,10 +235,7 @@ class BayesianLinearRegression(Model):
             mean (n') (or (n', k)), and variance (n') or covariance (n', n'), which all targets share.
         """
         X_new = self._check_new_inputs("predict", X_new)
-        if chunk is not None and chunk < 1:
-            raise _exceptions.OptionError(
-                f"BayesianLinearRegression.predict: chunk must be positive, got {chunk}."
-            )
+        chunk = _checks.read_chunk("BayesianLinearRegression.predict", chunk)
         posterior, noise_var = self._get_posterior(), self._get_noise_var() if noise else None
         parts = [X_new] if chunk is None or full_cov or not len(X_new) else X_new.split(chunk)
         found = [

@@ -285,10 +285,9 @@ class GPRegression(
         X_new = self._check_new_inputs("predict", X_new)
         kernel = self.kernel if part is None else find_term(who, self.kernel, part)
         posterior = self._get_posterior()
+        chunk = _checks.read_chunk(who, chunk)
         if chunk is None:
             chunk = max(1, _CHUNK_ELEMENTS // len(self.X))
-        elif chunk < 1:
-            raise _exceptions.OptionError(f"{who}: chunk must be positive, got {chunk}.")
         parts = [X_new] if full_cov or not len(X_new) else X_new.split(chunk)
         found = [self._predict_scaled(posterior, rows, full_cov, kernel) for rows in parts]
         mean = torch.cat([rows for rows, _ in found])

@@ -308,6 +308,7 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
             FitWarning: The likelihood has no maximum: the components follow the series exactly, or a cycle
                 that the data do not have has faded.
         """
+        _checks.check_fit_options(type(self).__name__, tolerance, lr, callback)
         learned = [p for p in self.parameters() if p.requires_grad and p.numel()]
         numbers = _starts.describe_numbers(list_descriptors(self), learned)
         is_plain = optimizer == "lbfgs" and resume is None

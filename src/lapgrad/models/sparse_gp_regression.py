@@ -136,8 +136,9 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
     ) -> None:
         super().__init__()
         who = type(self).__name__
-        _check_options(who, kernel, init, jitter, chunk)
-        self.normalise, self.inducing_jitter, self.chunk = normalise, float(jitter), chunk
+        _check_options(who, kernel, init, jitter)
+        self.normalise, self.inducing_jitter = normalise, float(jitter)
+        self.chunk = _checks.read_chunk(who, chunk)
         self.group = as_group(who, group)
         if isinstance(y, RowStream):
             self.vector = y.shape[1] == 1
@@ -304,10 +305,7 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
             DTypeError, DeviceError, ShapeError, NonFiniteError: X_new does not fit, or has a NaN.
         """
         X_new = self._check_new_inputs("predict", X_new)
-        if chunk is not None and chunk < 1:
-            raise _exceptions.OptionError(
-                f"{type(self).__name__}.predict: chunk must be positive, got {chunk}."
-            )
+        chunk = _checks.read_chunk(f"{type(self).__name__}.predict", chunk)
         mean, spread = self._predict_scaled(X_new, noise, full_cov, chunk)
         mean = mean[:, 0] if self.vector else mean
         return Prediction(mean.to(X_new.dtype), spread.to(X_new.dtype))
@@ -489,12 +487,10 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
         return mean * scale + shift, spread * scale.square()
 
 
-def _check_options(who: str, kernel: Kernel | None, init: str, jitter: float, chunk: int | None) -> None:
+def _check_options(who: str, kernel: Kernel | None, init: str, jitter: float) -> None:
     if kernel is not None:
         check_kernel(who, kernel)
     if init not in _inducing_inputs.INITIALISATIONS:
         raise _errors.unknown_option(who, "init", init, _inducing_inputs.INITIALISATIONS)
     if not 0 <= jitter < math.inf:
         raise _exceptions.OptionError(f"{who}: jitter must not be negative, got {jitter}.")
-    if chunk is not None and chunk < 1:
-        raise _exceptions.OptionError(f"{who}: chunk must be positive, got {chunk}.")

@@ -15,7 +15,7 @@ from lapgrad import _errors, _exceptions
 from lapgrad.distributed.group import Group
 from lapgrad.fused._sgp import kernel_function as _kernel_function
 from lapgrad.fused._sgp.rows import TensorRows
-from lapgrad.models import _scaling
+from lapgrad.models import _checks, _scaling
 from lapgrad.models._deep import mean_functions as _mean_functions
 from lapgrad.models._deep.sparse_layer import COVARIANCES, SparseLayer
 from lapgrad.models._gp import inducing_inputs as _inducing_inputs
@@ -161,7 +161,7 @@ def check_words(who: str, **options: str) -> None:
 def check_positive(who: str, **numbers: int) -> None:
     """Raise if an option is not a positive integer."""
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        if not _checks.is_integer(number):
             raise _exceptions.OptionError(f"{who}: {name} must be a positive number, got {number!r}.")
 
 

@@ -42,11 +42,11 @@ def resolve_inducing_inputs(
         Z = _checks.check_inputs(who, inducing.detach(), "inducing", columns=X.shape[1])
         _checks.check_same_kind(who, X=X, inducing=Z)
         return scale(Z).clone()
-    if isinstance(inducing, bool) or not isinstance(inducing, int) or inducing < 1:
+    if not _checks.is_integer(inducing):
         raise _exceptions.OptionError(
             f"{who}: inducing must be a positive number or a tensor, got {inducing!r}."
         )
-    return choose_rows(scale(X), inducing, init, generator, kernel)
+    return choose_rows(scale(X), int(inducing), init, generator, kernel)
 
 
 def choose_rows(

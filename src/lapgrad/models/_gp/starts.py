@@ -69,7 +69,7 @@ def fit_from_several(
 
 def check_count(who: str, count: int | None) -> None:
     """Raise an OptionError unless a number of starts is positive, or None."""
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+    if count is not None and not _checks.is_integer(count):
         raise _exceptions.OptionError(f"{who}: starts must be a positive number, got {count!r}.")
 
 

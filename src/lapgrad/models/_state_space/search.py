@@ -130,13 +130,9 @@ def fit_series(
 
     Raises:
         FitError: The loss cannot be evaluated, or is not finite, at the start.
-        OptionError: The limits make no sense.
+        OptionError: The number of steps is not positive.
     """
     _checks.check_steps(who, limits.steps)
-    if not limits.tolerance >= 0.0 or not limits.first_step > 0.0:
-        raise _exceptions.OptionError(
-            f"{who}: tolerance and lr must not be negative, got {limits.tolerance} and {limits.first_step}."
-        )
     started = time.perf_counter()
     with _progress.show_progress(progress, limits.steps, who) as show:
         search = _Search(who, evaluate, shorten, limits, callback, show)

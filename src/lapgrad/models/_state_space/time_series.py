@@ -108,6 +108,6 @@ def gather_times(X: Tensor, times: Tensor) -> Tensor:
 
 def check_steps(who: str, steps: int) -> int:
     """Return ``steps``; raise if it is no number of steps."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+    if not _checks.is_integer(steps, 0):
         raise _exceptions.OptionError(f"{who}: steps must be a number of steps, at least 0, got {steps!r}.")
-    return steps
+    return int(steps)

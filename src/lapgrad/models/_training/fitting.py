@@ -125,10 +125,7 @@ def fit(
     limit = _STEPS[optimizer] if steps is None else steps
     _checks.check_steps(who, limit)
     _checks.check_gradients_are_allowed(who)
-    if not tolerance >= 0.0 or not (lr is None or callable(lr) or lr > 0.0):
-        raise _exceptions.OptionError(
-            f"{who}: tolerance and lr must not be negative, got {tolerance} and {lr}."
-        )
+    _checks.check_fit_options(who, tolerance, lr, callback)
     if optimizer == "lbfgs" and callable(lr):
         raise _exceptions.OptionError(f"{who}: only Adam takes a rate that depends on the step.")
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]

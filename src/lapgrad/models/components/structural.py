@@ -151,12 +151,13 @@ class Seasonal(Component):
 
     def __init__(self, period: int, variance: Value | None = None) -> None:
         super().__init__()
-        if isinstance(period, bool) or not isinstance(period, int) or period < 2:
+        if not _checks.is_integer(period, 2):
             raise _exceptions.OptionError(
                 f"Seasonal: period must be an integer of at least 2, got {period!r}. "
                 f"HarmonicSeasonal takes others."
             )
-        self.period, self.states, self.diffuse = period, period - 1, (True,) * (period - 1)
+        self.period = period = int(period)
+        self.states, self.diffuse = period - 1, (True,) * (period - 1)
         self._set_or_defer({"variance": variance})
 
     def block(self, times: int) -> Block:
@@ -200,9 +201,9 @@ class AR(Component):
 
     def __init__(self, order: int = 1, variance: Value | None = None) -> None:
         super().__init__()
-        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+        if not _checks.is_integer(order):
             raise _exceptions.OptionError(f"AR: order must be a positive integer, got {order!r}.")
-        self.order = self.states = order
+        self.order = self.states = order = int(order)
         self.diffuse = (False,) * order
         self._set_or_defer({"variance": variance})
         self.partial = [0.5] + [0.0] * (order - 1)
