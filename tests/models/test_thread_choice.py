@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -64,6 +65,21 @@ def test_threads_come_back_after_an_error(retreat: Callable[[], None]) -> None:
     with pytest.raises(ValueError, match="inside"), ThreadChoice().hold():
         fail()
     assert (*seen, torch.get_num_threads()) == (1, 2)
+
+
+def test_new_threads_of_a_program_begin_with_the_number_of_torch(retreat: Callable[[], None]) -> None:
+    seen = []
+
+    def evaluate() -> None:
+        retreat()
+        with ThreadChoice().hold():
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    thread.join()
+    assert seen == [1, 2]
 
 
 def test_the_faster_number_of_threads_is_taken(retreat: Callable[[], None]) -> None:

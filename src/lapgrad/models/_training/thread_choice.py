@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from lapgrad import _blas
 from lapgrad._kernels import cpu as _cpu
 
@@ -33,12 +35,14 @@ class ThreadChoice:
         if not _cpu.is_available():
             yield
             return
-        fewer, all_threads = _cpu.core.limited_threads(), _cpu.core.threads()
+        # torch sets the number of a new thread of the program when it is asked for it first.
+        all_threads = torch.get_num_threads()
+        fewer = _cpu.core.limited_threads()
         takes_fewer = fewer < all_threads and self._seconds[True] <= self._seconds[False]
         began = self._clock()
-        if takes_fewer:
-            _blas.use_threads(fewer)
         try:
+            if takes_fewer:
+                _blas.use_threads(fewer)
             yield
         finally:
             if takes_fewer:
