@@ -139,6 +139,16 @@ def test_rows_with_other_labels_are_refused(pandas: Any) -> None:
         model.add_data(inputs, pandas.Series(Y, index=turned))
 
 
+@pytest.mark.parametrize("missing", [np.nan, np.datetime64("NaT")])
+def test_missing_labels_are_equal(missing: Any, pandas: Any) -> None:
+    labels = np.arange(N).astype("datetime64[D]") if isinstance(missing, np.datetime64) else np.arange(0.5, N)
+    labels[0] = missing
+    index, other = pandas.Index(labels), pandas.Index(np.roll(labels, 1))
+    model = models.GPRegression(pandas.DataFrame(X, index=index), pandas.Series(Y, index=index))
+    with pytest.raises(lapgrad.OptionError, match="different labels"):
+        model.add_data(pandas.DataFrame(X, index=index), pandas.Series(Y, index=other))
+
+
 def test_lists_of_numbers() -> None:
     model = models.GPRegression(X.tolist(), Y.tolist())
     assert isinstance(model.predict(X_NEW.tolist()).mean, np.ndarray)

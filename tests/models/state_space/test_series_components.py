@@ -273,7 +273,7 @@ def test_regressors_of_the_forecast() -> None:
             call()
 
 
-def test_columns_and_labels_of_regressors() -> None:
+def test_columns_and_labels_of_regressors(tmp_path: Path) -> None:
     months = np.datetime64("2020-01") + np.arange(63)
     X = np.random.default_rng(0).normal(size=(63, 2))
 
@@ -289,6 +289,9 @@ def test_columns_and_labels_of_regressors() -> None:
     np.testing.assert_array_equal(model.forecast(3, X=DataFrame(X[60:], later)).mean, expected)
     drawn = [model.sample(3, 2, X=rows, generator=0) for rows in (frame(60, 63), X[60:])]
     np.testing.assert_array_equal(*drawn)
+    model.save(tmp_path / "model")
+    again = LinearGaussianSSM.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.forecast(3, X=frame(60, 63)[["rain", "price"]]).mean, expected)
     for call, message in (
         (lambda: model.forecast(3, X=DataFrame(X[60:], later, ["price", "snow"])), "must have the columns"),
         (
@@ -309,6 +312,36 @@ def test_regressors_have_the_dates_of_the_forecast() -> None:
     assert list(model.forecast(3, X=X[60:]).mean.index) == list(months[60:])
     with pytest.raises(lapgrad.OptionError, match="at row 0 2025-01-01 and 2024-12-01"):
         model.forecast(3, X=X[59:62])
+    rows = X[60:].set_axis(range(60, 63))  # of rows: no dates
+    in_zone = LinearGaussianSSM(
+        y.tz_localize("Europe/Vienna"), LocalLevel(30.0) + Regression(X[:60].to_numpy())
+    )
+    for one in (model, in_zone):
+        assert len(one.forecast(3, X=rows).mean) == 3
+
+
+def test_steps_that_are_left_out_need_regressors() -> None:
+    """Their values do not count, because there is no observation."""
+    pandas = pytest.importorskip("pandas")
+    X = pandas.DataFrame({"a": range(60)}, pandas.date_range("2020-01", periods=60, freq="MS"), dtype=float)
+    y = pandas.Series(sunspots().numpy(force=True), X.index)
+    known = X.index.delete([5, 17])
+    for rows in (X.loc[known], X.loc[X.index.delete([5, 17])], X.loc[known[:40]]):
+        with pytest.raises(lapgrad.OptionError, match="X of Regression has no row for 2020-06-01"):
+            LinearGaussianSSM(y[known[:50]], LocalLevel() + Regression(rows))
+    losses = [
+        LinearGaussianSSM(y[known], LocalLevel(30.0) + Regression(rows), noise_var=10.0).loss().item()
+        for rows in (X, X.loc[known].reindex(X.index, fill_value=0.0))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("index", ["PeriodIndex", "DatetimeIndex", "Index"])
+def test_a_series_without_steps_is_refused(index: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    empty = pandas.PeriodIndex([], freq="M") if index == "PeriodIndex" else getattr(pandas, index)([])
+    with pytest.raises(lapgrad.NonFiniteError, match="y has no observation"):
+        LinearGaussianSSM(pandas.Series([], empty, dtype=float), LocalLevel())
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def check_same_labels(who: str, indices: Mapping[str, Any]) -> None:
     (one, first), (other, second) = ((name, _read_labels(index)) for name, index in indices.items())
     if len(first) != len(second):
         return
-    differ = first != second
+    # Missing labels, such as NaN, are equal here.
+    differ = (first != second) & ((first == first) | (second == second))
     if not np.any(differ):
         return
     has_dates = any(labels.dtype.kind == "M" for labels in (first, second))
@@ -63,8 +64,30 @@ def check_same_labels(who: str, indices: Mapping[str, Any]) -> None:
     )
 
 
+def find_left_out(index: Any, other: Any) -> str | None:
+    """Return the first label of an index that another one leaves out between others, for messages.
+
+    None: there is none; or the two begin with different labels, or have another order.
+    """
+    first, second = (_read_labels(one) for one in (index, other))
+    if first.dtype.kind == second.dtype.kind == "M":
+        first, second = (one.astype("datetime64[us]") for one in (first, second))
+    labels, others = first.tolist(), second.tolist()
+    known = set(labels)
+    shared = [label for label in others if label in known]
+    own = set(shared)
+    in_order = others[: len(shared)] == shared == [label for label in labels if label in own]
+    if not shared or not in_order or labels[0] != shared[0]:
+        return None
+    reach = labels.index(shared[-1])
+    left_out = [place for place in range(reach) if labels[place] not in own]
+    return _write(first[left_out[0]]) if left_out else None
+
+
 def _read_labels(index: Any) -> Any:
-    """Return labels as an array; periods as the dates at which they begin."""
+    """Return labels as an array: periods as the dates at which they begin, dates in universal time."""
+    if getattr(index, "tz", None) is not None:
+        index = index.tz_convert(None)
     labels = get_coordinates(index)
     return np.asarray(index) if labels is None else labels
 

@@ -130,6 +130,8 @@ def continue_labels(labels: Any, steps: int, gaps: Tensor | None) -> Any:
 def _find_steps(who: str, values: Tensor, labels: Any) -> tuple[Tensor, Any, Tensor | None]:
     """Return values and labels on a regular grid, or the gaps between irregular times."""
     pandas = sys.modules.get("pandas")
+    if not len(labels):
+        return values, labels, None
     if pandas is not None and isinstance(labels, pandas.PeriodIndex):
         grid = pandas.period_range(labels[0], labels[-1], freq=labels.freq)
         return (*_fill(values, labels, grid), None)

@@ -75,6 +75,7 @@ NUMBERS = _make_list(NUMBER, "a list of finite numbers")
 NUMBER_OR_NUMBERS = Entry(
     "a finite number, or a list", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)
 )
+TEXTS = _make_list(TEXT, "a list of texts")
 PARTS = _make_list(PART, "a list of JSON objects")
 OPTIONAL_INTEGER = _make_optional(INTEGER)
 OPTIONAL_NUMBER = _make_optional(NUMBER)

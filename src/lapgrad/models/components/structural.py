@@ -15,7 +15,7 @@ from lapgrad import _errors, _exceptions
 from lapgrad._torch import lu as _torch_lu
 from lapgrad.models import _checks
 from lapgrad.models._arrays import conversion as _conversion
-from lapgrad.models._arrays.labels import check_same_labels, order_columns
+from lapgrad.models._arrays.labels import check_same_labels, find_left_out, order_columns
 from lapgrad.models._parameters import Value, bounded
 from lapgrad.models._state_space.curved_block import (
     Array,
@@ -26,7 +26,7 @@ from lapgrad.models._state_space.curved_block import (
 )
 from lapgrad.models._state_space.starts import SeriesFacts
 from lapgrad.models._state_space.variances import variance as make_variance
-from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, Entry, check_entries
+from lapgrad.models._storage.entries import FLAG, INTEGER, OPTIONAL_NUMBER, TEXTS, Entry, check_entries
 from lapgrad.models.components.base import Block, Component, Sum
 
 
@@ -371,20 +371,32 @@ class Regression(Component):
     def check_index(self, who: str, index: Any) -> None:
         """Raise an OptionError if the rows of X have other labels than the series."""
         own, shared = self._origin.index, min(len(index), len(self.X))
-        if own is not None:
-            check_same_labels(who, {"y": index[:shared], "X": own[:shared]})
+        if own is None:
+            return
+        left_out = find_left_out(index, own)
+        if left_out is not None:
+            raise _exceptions.OptionError(
+                f"{who}: X of Regression has no row for {left_out}. It needs rows for all steps of the "
+                f"series, with any numbers where y has no value."
+            )
+        check_same_labels(who, {"y": index[:shared], "X": own[:shared]})
 
     def config(self) -> dict[str, Any]:
-        """Return whether the coefficients vary; X is saved as a tensor."""
-        return {"wandering": self.wandering}
+        """Return whether the coefficients vary, and the names of the inputs; X is saved as a tensor."""
+        columns = self._origin.columns or ()
+        has_names = len(columns) > 0 and all(isinstance(name, str) for name in columns)
+        return {"wandering": self.wandering, **({"columns": list(columns)} if has_names else {})}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
     ) -> Self:
         """Return a component with the inputs of the file."""
-        check_entries(config, {"wandering": FLAG}, f"the component {cls.__name__}")
-        return cls(tensors["X"], 1.0 if config["wandering"] else None)
+        named = {"columns": TEXTS} if "columns" in config else {}
+        check_entries(config, {"wandering": FLAG, **named}, f"the component {cls.__name__}")
+        made = cls(tensors["X"], 1.0 if config["wandering"] else None)
+        made._origin = made._origin._replace(columns=config.get("columns"))
+        return made
 
 
 @contextlib.contextmanager
