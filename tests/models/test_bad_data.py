@@ -15,6 +15,7 @@ from torch import Tensor
 import lapgrad
 from lapgrad.models import (
     BatchGPRegression,
+    BayesianLinearRegression,
     DeepGPRegression,
     GPRegression,
     LinearGaussianSSM,
@@ -52,6 +53,11 @@ def set_entry(values: Tensor, row: int, entry: float) -> Tensor:
         (lambda: GPRegression(X, Y.float()), TypeError, "same dtype, got X torch.float64, y torch.float32"),
         (lambda: GPRegression(X.long(), Y), TypeError, "X has dtype torch.int64"),
         (lambda: GPRegression({"a": 1.0}, Y), TypeError, "X must be a torch.Tensor, got dict"),
+        (
+            lambda: GPRegression([torch.ones((), requires_grad=True)] * 6, Y),
+            TypeError,
+            "X must hold real numbers: .* got list",
+        ),
         (lambda: GPRegression([["a"]], Y), TypeError, "X must hold real numbers: .* got list"),
         (
             lambda: GPRegression(X, Y, noise_var=-1.0),
@@ -124,6 +130,21 @@ def test_integers_of_numpy_are_numbers() -> None:
     assert json.loads(json.dumps(series.config()))["component"]["config"]["parts"][0]["config"] == {
         "period": 3
     }
+
+
+@pytest.mark.parametrize(
+    "kind", [GPRegression, SparseGPRegression, DeepGPRegression, BayesianLinearRegression]
+)
+def test_noise_that_is_not_given_starts_above_its_floor(kind: Callable[..., Model]) -> None:
+    assert kind(X, Y, noise_floor=3.0).noise_var.item() == pytest.approx(6.0)
+    low, without = kind(X, Y, noise_floor=1e-3), kind(X, Y)
+    assert low.noise_var.item() == pytest.approx(without.noise_var.item())
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -1.0, 2.0])
+def test_levels_of_coverage_are_probabilities(level: float) -> None:
+    with pytest.raises(lapgrad.OptionError, match="level must be between 0 and 1"):
+        GPRegression(X, Y).leave_one_out().compute_coverage(level)
 
 
 def test_there_must_be_something_to_learn() -> None:

@@ -109,3 +109,9 @@ def compute_spread(X: Tensor) -> Tensor:
 def subtract_mean(y: Tensor) -> Tensor:
     """Return y (n, k) minus the mean of each column; exactly 0 in columns of equal numbers."""
     return (y - y.mean(0)) * (y != y[:1]).any(0)
+
+
+def choose_noise(variance: Tensor, noise_floor: float | None) -> Tensor:
+    """Return the noise to start from: a tenth of the variance of the targets, or twice a higher floor."""
+    start = 0.1 * variance
+    return start if noise_floor is None or start > noise_floor else torch.full_like(start, 2.0 * noise_floor)

@@ -134,7 +134,8 @@ class BayesianLinearRegression(Model):
         self.feature_count = Phi.shape[1]
         spread = compute_variance(Y)
         _checks.check_noise_limits("BayesianLinearRegression", noise_var, noise_floor)
-        noise = torch.as_tensor(0.1 * spread if noise_var is None else noise_var, dtype=torch.float64)
+        start = _scaling.choose_noise(torch.tensor(spread, dtype=torch.float64), noise_floor)
+        noise = torch.as_tensor(start if noise_var is None else noise_var, dtype=torch.float64)
         floor = min(torch.finfo(torch.float64).eps ** 0.5 * spread, 0.01 * float(noise.abs().min()))
         self.register_buffer("noise_floor", X.new_tensor(floor if noise_floor is None else noise_floor))
         self.noise_var = noise

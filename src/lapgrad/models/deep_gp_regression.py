@@ -175,7 +175,7 @@ class DeepGPRegression(TrainedModel, LayeredRegression):
 
     def _set_noise(self, variance: Tensor, noise_var: Value | None, noise_floor: float | None) -> None:
         _checks.check_noise_limits(type(self).__name__, noise_var, noise_floor)
-        given = 0.1 * variance if noise_var is None else noise_var
+        given = _scaling.choose_noise(variance, noise_floor) if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
             raise _exceptions.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")

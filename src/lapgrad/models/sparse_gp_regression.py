@@ -192,7 +192,7 @@ class SparseGPRegression(WithMeanFunction, WithSecondStart):
         variance = _scaling.compute_spread(outputs).square().mean()
         self.kernel = RBF(ard=True) if kernel is None else kernel
         _checks.check_noise_limits(type(self).__name__, noise_var, noise_floor)
-        given = 0.1 * variance if noise_var is None else noise_var
+        given = _scaling.choose_noise(variance, noise_floor) if noise_var is None else noise_var
         noise = torch.as_tensor(given, dtype=self.y.dtype, device=self.y.device)
         if noise.dim():
             raise _exceptions.ShapeError(f"{type(self).__name__}: noise_var must be a scalar.")

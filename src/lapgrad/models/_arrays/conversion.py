@@ -67,7 +67,7 @@ def read_array(who: str, value: Any, name: str) -> tuple[Tensor, Origin]:
             array, origin = _count_days(array), Origin(*origin[:3], has_dates=True)
         if array.dtype not in (np.float32, np.float64):
             array = _convert_numbers(array)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last: lists of tensors with gradients
         raise _exceptions.DTypeError(
             f"{who}: {name} must hold real numbers: a tensor, an array of NumPy, an object of pandas; got "
             f"{type(value).__name__} ({error})."

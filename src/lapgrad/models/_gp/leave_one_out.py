@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from lapgrad import _exceptions
 from lapgrad.linalg.cho_solve import cho_solve
 from lapgrad.models._prediction import compute_log_density
 from lapgrad.ops.potrf import potrf
@@ -47,6 +48,8 @@ class LeaveOneOut(NamedTuple):
 
     def compute_coverage(self, level: float = 0.95) -> float:
         """Return the fraction of observations that lie in their central interval of this probability."""
+        if not 0.0 < level < 1.0:
+            raise _exceptions.OptionError(f"compute_coverage: level must be between 0 and 1, got {level!r}.")
         half = NormalDist().inv_cdf(0.5 + 0.5 * level)
         return float((np.abs(_read_numbers(self.residuals)) <= half).mean())
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lapgrad.models import _checks
+from lapgrad.models import _checks, _scaling
 from lapgrad.models._parameters import ParametrisedModule, Value, above
 
 
@@ -31,7 +31,8 @@ class WithNoise(ParametrisedModule):
         who = type(self).__name__
         _checks.check_noise_limits(who, noise_var, noise_floor)
         noise = torch.as_tensor(
-            0.1 * variance if noise_var is None else noise_var, dtype=torch.float64
+            _scaling.choose_noise(variance, noise_floor) if noise_var is None else noise_var,
+            dtype=torch.float64,
         ).detach()
         if noise.dim():
             noise = _checks.check_noise(who, noise, len(self.X))
