@@ -93,6 +93,11 @@ def test_version(capsys):
         (["bench", "ops", "--threads", "0"], "'0' is not a list of thread counts"),
         (["bench", "accelerate", "--only", "choleski"], "'choleski' is not one of cholesky"),
         (["bench", "accelerate", "--dtypes", "float16"], "'float16' is not one of"),
+        (["bench", "accelerate", "--only", ""], "'' names none of cholesky"),
+        (["bench", "sweep", "--threads", "0"], "'0' is not a positive whole number"),
+        (["bench", "sweep", "--cases", "-1"], "'-1' is not a positive whole number"),
+        (["bench", "grid", "--sizes", "0"], "'0' is not a positive whole number"),
+        (["reproduce", "table1", "--datasets", ","], "',' names none of naval1"),
         (["demo", "--steps", "0"], "'0' is not a positive whole number"),
     ],
 )
@@ -101,6 +106,11 @@ def test_wrong_options_are_named(arguments, message, capsys):
         cli.main(arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_is_no_results_file(tmp_path, capsys):
+    assert cli.main(["bench", "ops", "--output", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_early_is_no_error():

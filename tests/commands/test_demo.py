@@ -133,6 +133,11 @@ def test_an_example_that_is_not_there(capsys):
     assert "there is no example 'nothing'. There are: " in capsys.readouterr().err
 
 
+def test_a_notebook_that_cannot_be_written_is_named(tmp_path, capsys):
+    assert cli.main(["demo", "gp", "--notebook", str(tmp_path / "none" / "gp.ipynb")]) == 1
+    assert "cannot be written: No such file" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_folder_without_the_data_is_named(tmp_path, capsys):
     arguments = ["demo", "gp", "--quick", "--data-dir", str(tmp_path / "none"), "--output", str(tmp_path)]
     assert cli.main(arguments) == 1

@@ -31,6 +31,12 @@ def test_shapes_are_read() -> None:
         grid_command._read_shape("2 by 3")
 
 
+def test_grids_that_cannot_be_made_are_named() -> None:
+    for shape, message in (("0x1", "two positive numbers"), ("2x2", "needs several processes")):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["bench", "grid", "--grid", shape])
+
+
 def test_the_tables_of_the_guide_are_those_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "grid", "--sizes", "100000", "1000000", "--plan", "16", "64", "256", "1024"]
     assert cli.main(command) == 0

@@ -99,7 +99,11 @@ def _run_example(arguments: argparse.Namespace) -> int:
         print(f"{example.short_name} reads no data files: --data-dir has no effect.", file=sys.stderr)
     if arguments.notebook:
         text = convert_to_notebook(example.path.read_text(encoding="utf-8"), [example.path.name, *passed])
-        arguments.notebook.write_text(text, encoding="utf-8")
+        try:
+            arguments.notebook.write_text(text, encoding="utf-8")
+        except OSError as error:
+            _print_error(f"lapgrad demo: {arguments.notebook} cannot be written: {error.strerror}.")
+            return 1
         print(f"notebook: {arguments.notebook}")
         return 0
     if arguments.threads:

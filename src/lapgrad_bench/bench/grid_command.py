@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lapgrad import _exceptions
 from lapgrad.distributed import ProcessGrid, make_grid
 from lapgrad.models import GPRegression
 from lapgrad_bench.bench.grid_model import H200, format_plan
 from lapgrad_bench.bench.measure.memory import measure_peak_bytes
 from lapgrad_bench.bench.models.exact_gp import Problem
+from lapgrad_bench.common.option_values import parse_number
 
 _ROUTINES = ("potrf", "potri", "potrs", "sum_over_grid")
 _WARM_UP = 300
@@ -67,16 +69,16 @@ class TimedEngine:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 4000], help="observations")
-    parser.add_argument("--dimensions", type=int, default=8)
+    parser.add_argument("--sizes", type=parse_number, nargs="+", default=[2000, 4000], help="observations")
+    parser.add_argument("--dimensions", type=parse_number, default=8)
     parser.add_argument("--grid", metavar="RxC", help="rows and columns; default: as square as possible")
-    parser.add_argument("--block", type=int, help="rows and columns of a block")
+    parser.add_argument("--block", type=parse_number, help="rows and columns of a block")
     parser.add_argument("--engine", choices=("local", "scalapack", "cusolvermp"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=parse_number, default=3)
     parser.add_argument(
         "--plan",
-        type=int,
+        type=parse_number,
         nargs="+",
         metavar="P",
         help="estimate time and memory on so many H200, run nothing",
@@ -93,7 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"n = {n}, {H200.name}: estimates", "", *format_plan(n, arguments.plan, H200), "", sep="\n")
         return 0
     shape = None if arguments.grid is None else _read_shape(arguments.grid)
-    grid = make_grid(shape, block=arguments.block, device=arguments.device, engine=arguments.engine)
+    try:
+        grid = make_grid(shape, block=arguments.block, device=arguments.device, engine=arguments.engine)
+    except _exceptions.OptionError as error:
+        raise SystemExit(f"lapgrad bench grid: {error}") from error
     _print(grid, f"{grid}\nthreads of each process: {torch.get_num_threads()}")
     for n in arguments.sizes:
         _measure(grid, "grid", n, arguments)

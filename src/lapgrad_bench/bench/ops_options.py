@@ -89,6 +89,8 @@ def check_common_options(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--device cuda: torch {torch.__version__} sees no CUDA device")
     if arguments.resume and not arguments.output:
         raise UsageError("--resume needs the file to continue: --output FILE")
+    if arguments.output and arguments.output.is_dir():
+        raise UsageError(f"--output {arguments.output} is a folder: name a file in it")
     if arguments.plots and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plots needs matplotlib: pip install 'lapgrad[bench]'")
     names = [spec.library for spec in arguments.peer or ()]

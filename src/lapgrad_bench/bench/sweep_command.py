@@ -23,6 +23,7 @@ from lapgrad_bench.bench.peers.client import Peers
 from lapgrad_bench.bench.sweep import draw, summary
 from lapgrad_bench.bench.watched.watchdog import FailedError, Measurer, make_measurer
 from lapgrad_bench.common import text_tables
+from lapgrad_bench.common.option_values import parse_number
 from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row
 from lapgrad_bench.common.resumption import (
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--ops", type=ops_options.parse_operators, help="operators, separated by commas [all]")
     what.add_argument("--dtypes", type=ops_options.parse_dtypes, help="[float64,float32]")
     what.add_argument("--phases", type=ops_options.parse_phases, help="[forward,backward]")
-    what.add_argument("--threads", type=int, help="[torch's]")
+    what.add_argument("--threads", type=parse_number, help="[torch's]")
     what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
     what.add_argument("--seed", type=int, default=0, help="which cases are drawn [0]")
     what.add_argument(
@@ -70,14 +71,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_SECONDS,
         help=f"when the run ends, after the case that it is at [{_SECONDS:g}]",
     )
-    length.add_argument("--cases", type=int, help="when to end, as a number of cases of the seed [no limit]")
+    length.add_argument(
+        "--cases", type=parse_number, help="when to end, as a number of cases of the seed [no limit]"
+    )
     ops_options.add_peers(parser.add_argument_group(ops_options.PEERS_TITLE))
     ops_options.add_give_up(parser, _PATIENCE)
     output = parser.add_argument_group("what becomes of it")
     output.add_argument("--output", type=Path, help="results file (JSON), written while the run goes on")
     output.add_argument("--resume", action="store_true", help="continue with the cases of an --output file")
     output.add_argument("--plots", type=Path, metavar="DIR", help="a map of every operator, as PNG")
-    output.add_argument("--worst", type=int, default=20, help="how many of the slowest are printed [20]")
+    output.add_argument(
+        "--worst", type=parse_number, default=20, help="how many of the slowest are printed [20]"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

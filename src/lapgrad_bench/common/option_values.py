@@ -20,13 +20,18 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def make_names_parser(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return a parser of lists with commas of the names in ``known``; it returns each name once."""
+    """Return a parser of lists with commas of the names in ``known``; it returns each name once.
+
+    A list without names is an error.
+    """
     names = list(known)
 
     def parse(text: str) -> list[str]:
         chosen = [part.strip() for part in text.split(",") if part.strip()]
         if unknown := [name for name in chosen if name not in names]:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(names)}")
+        if not chosen:
+            raise argparse.ArgumentTypeError(f"{text!r} names none of {', '.join(names)}")
         return list(dict.fromkeys(chosen))
 
     return parse
