@@ -333,6 +333,10 @@ class Regression(Component):
         if variance is not None and self.wandering:
             self.variance = variance
 
+    def name_columns(self, columns: list[str] | None) -> None:
+        """Set the names of the inputs, by which those of a forecast are put in order; None: no names."""
+        self._origin = _conversion.Origin("array", None, columns)
+
     def append_rows(self, who: str, X: Any, times: int, later: LaterTimes) -> None:
         """Set the rows after the first ``times`` to rows X (steps, k) for later times."""
         X, steps = order_columns(who, "X", X, self._origin.columns), later.steps
@@ -395,7 +399,7 @@ class Regression(Component):
         named = {"columns": TEXTS} if "columns" in config else {}
         check_entries(config, {"wandering": FLAG, **named}, f"the component {cls.__name__}")
         made = cls(tensors["X"], 1.0 if config["wandering"] else None)
-        made._origin = made._origin._replace(columns=config.get("columns"))
+        made.name_columns(config.get("columns"))
         return made
 
 
