@@ -262,8 +262,8 @@ template <class T>
 // serial_order to decide whether one item is worth several threads.
 [[gnu::always_inline]] inline index_t equivalent_order(index_t n, index_t m) { return std::max(n, std::min(m, 2 * n)); }
 
-// Items on LAPACK that take as long as one group of `lanes` items of order 64 on lanes: beyond lane_limit a group leaves the
-// innermost cache.
+// The time of one group of matrices of order 64, one per lane, as a multiple of LAPACK's time for one of them. Above lane_limit a group no
+// longer fits into the innermost cache.
 [[gnu::always_inline]] inline index_t eigen_group_cost(index_t lanes) { return std::max<index_t>(4, lanes / 2); }
 
 }  // namespace lapgrad::plan

@@ -119,8 +119,8 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
     });
 }
 
-// Whether the loss has a derivative: the largest entry of gU U' (or slope), and the largest of the differences that must be zero
-// because they belong to equal eigenvalues.
+// Decides whether the loss has a derivative. `most` is the largest entry of gU U' or slope. `uneven` is the largest of the differences that
+// belong to equal eigenvalues: where there is a derivative, they are zero up to rounding.
 template <class T>
 struct DegeneracyCheck {
     T most = 0, uneven = 0;

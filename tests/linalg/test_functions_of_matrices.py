@@ -138,7 +138,8 @@ def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
             b = a + gap
             found = float(rule.differences(torch.tensor([a, b], dtype=torch.float64, device=DEVICE))[0, 1])
             wanted = (exact(mpmath.mpf(b)) - exact(mpmath.mpf(a))) / (mpmath.mpf(b) - mpmath.mpf(a))
-            # A callable has only its own digits: eps / eps^(1/4) where the plain quotient begins.
+            # For a callable this is (f(b) - f(a)) / (b - a): at the smallest gap for which it is used, eps^(1/4),
+            # the quotient has an error of eps / eps^(1/4).
             allowed = 1e-14 if isinstance(f, str) else 1e-10
             assert abs(found / float(wanted) - 1) <= allowed, gap
 

@@ -241,7 +241,7 @@ def _spaced(shape: Shape, generator: torch.Generator) -> Tensor:
 def _spaced_rows(shape: Shape, generator: torch.Generator) -> Tensor:
     """Centred, its singular values are 1, 2, 3, ...: the variances are well apart. Plus a mean."""
     *batch, n, d = shape
-    # One direction of the rows is taken by the mean.
+    # Subtracting the mean lowers the rank of n rows by one.
     k = min(n - 1, d)
     left = torch.linalg.qr(_general((*batch, n, k), generator))
     ones = torch.ones(n, 1, dtype=torch.float64) / n**0.5

@@ -149,7 +149,7 @@ def compute_coefficients(S: Tensor, degeneracy: str, tol: float) -> Tensor:
 
 
 def invert_values(S: Tensor, degeneracy: str, tol: float) -> Tensor:
-    """1 / S as a column, by the policy where S is zero."""
+    """Return 1 / S as a column; where S is zero, what the policy says."""
     return _gaps.invert_values(S[..., None], _gaps.find_largest(S), degeneracy, tol)
 
 

@@ -86,8 +86,9 @@ class KernelTable(dict[str, Kernel]):
     """The kernels of a device by routine, collected at the first lookup: importing lapgrad stays cheap.
 
     Args:
-        collect: Returns the kernels of the device. It warns where they should be there and are not.
-        adapt: Applied to the kernels in plain PyTorch, where ``collect`` returned others.
+        collect: Returns the kernels of the device; none if they are switched off, or missing (with a warning).
+        adapt: Applied to the kernels in plain PyTorch that serve the remaining routines, if ``collect`` returned
+            any kernel.
     """
 
     def __init__(

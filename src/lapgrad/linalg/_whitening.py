@@ -59,7 +59,7 @@ def normalise(centred: Tensor, regularisation: float) -> tuple[Tensor, Tensor]:
 def factorise_covariance(
     function: str, what: str, centred: Tensor, unit: Tensor, degrees: int, regularisation: float
 ) -> Tensor:
-    """Return the Cholesky factor of centred^T centred / degrees + regularisation / unit^2 1."""
+    """Return the Cholesky factor of centred^T centred / degrees + regularisation / unit^2 I."""
     # In torch.jit.trace sizes are tensors, whose quotients have float32.
     covariance = syrk(centred, transpose=True, alpha=1.0 / float(degrees))
     if regularisation != 0.0 or is_compiling():

@@ -308,7 +308,7 @@ def _compute_vjp_turned(
             skew = torch.cat([2.0 * turned[..., :rest], skew], -1)
         if degeneracy in _DISCARDS:
             skew = _gaps.discard_entries(skew, _find_rounding(skew, eigenvalues, gU, slope))
-        # Not before: the search for rounding has several matrices of its own.
+        # Computed after the search for rounding, whose own matrices are freed by now, to keep the peak low.
         F = _invert_gaps(eigenvalues, degeneracy, tol)[..., rest:, :]
         W = _gemm2.multiply(0.5 * skew * F, U)
     if slope is not None:
@@ -360,7 +360,10 @@ def _vjp_top(
     gU_all: Tensor | None,
     slope_all: Tensor | None,
 ) -> tuple[Tensor]:
-    """gA also from cotangents of all eigenvectors, which the formula of the first derivative reads."""
+    """Return gA from the cotangents of the last k eigenvectors, and of all of them.
+
+    Second derivatives have cotangents of all, because the formula of the first derivative reads all.
+    """
     (U, eigenvalues), (_, _, degeneracy, tol) = saved, flags
     parts = [
         operator_vjp.call(U, eigenvalues, *pair, degeneracy, tol)

@@ -116,12 +116,12 @@ class CusolverMpEngine:
             values.copy_(total)
 
     def share_along_row(self, values: Tensor, column: int) -> None:
-        """Overwrite values by those of the process of this row in that column."""
+        """Copy values from the process in ``column`` of this row of the grid."""
         if self.shape[1] > 1 and values.numel():
             dist.broadcast(values, self.position[0] * self.shape[1] + column, group=self._groups[0])
 
     def share_along_column(self, values: Tensor, row: int) -> None:
-        """Overwrite values by those of the process of this column in that row."""
+        """Copy values from the process in ``row`` of this column of the grid."""
         if self.shape[0] > 1 and values.numel():
             dist.broadcast(values, row * self.shape[1] + self.position[1], group=self._groups[1])
 

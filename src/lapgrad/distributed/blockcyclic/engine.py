@@ -65,13 +65,13 @@ class Engine(Protocol):
         """Replace values by their sum over all processes, which is the same to the last bit on each."""
 
     def share_along_row(self, values: Tensor, column: int) -> None:
-        """Overwrite contiguous values by those of the process of this row in that column.
+        """Copy contiguous values from the process in ``column`` of this row of the grid.
 
         Only the processes of one row call it.
         """
 
     def share_along_column(self, values: Tensor, row: int) -> None:
-        """Overwrite contiguous values by those of the process of this column in that row."""
+        """Copy contiguous values from the process in ``row`` of this column of the grid."""
 
     def sum_over_column(self, values: Tensor) -> None:
         """Replace contiguous values by their sum over the processes of this column of the grid."""

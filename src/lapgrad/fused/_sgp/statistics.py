@@ -100,9 +100,9 @@ class OtherRows(NamedTuple):
     """What a process knows about the rows of all processes.
 
     Attributes:
-        total: How many rows all of them have.
-        norm: (), the norm of the last K_c of all of them.
-        columns: How many columns these have.
+        total: How many rows all processes have together.
+        norm: (), the norm of the last chunks K_c of all processes, side by side as one matrix.
+        columns: How many columns that matrix has.
     """
 
     total: int

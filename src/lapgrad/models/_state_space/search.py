@@ -245,7 +245,7 @@ class _Search:
                 continue
             inverse = _update_inverse(inverse, found.x - point.x, found.gradient - point.gradient)
             change, point, is_fresh = point.value - found.value, self.take_short_cut(found), False
-            # The expected gain of the next step if the loss is quadratic: the gradient in units of the loss.
+            # What the next step would gain if the loss were quadratic.
             promise = 0.5 * float(point.gradient @ inverse @ point.gradient)
             threshold = self.limits.compute_threshold(point.value)
             if point.value < self.best.value:

@@ -20,7 +20,7 @@ _Input = TypeVar("_Input")
 
 #: How many dimensions series have; processes exchange their sizes first.
 _SIZES = 3
-#: Numbers of the series that all processes see, to start from.
+#: Starting values come from series that all processes see: those with at most this many numbers in all.
 _SAMPLE = 1 << 22
 
 

@@ -26,7 +26,8 @@ class Periodic(RBF):
         period: Positive; a scalar, or one per dimension (d,). None: the strongest one in the data.
         lengthscale: Positive; a scalar, or one per dimension (d,). Relative to the period. None: √d.
         variance: Positive; k(x, x). None: from the data.
-        ard: Learn one lengthscale per dimension; a model makes them. (One period per dimension: pass them.)
+        ard: Learn one lengthscale per dimension. A model that gets the kernel sees how many there are, and
+            makes them. (For one period per dimension, pass the periods.)
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 

@@ -67,7 +67,7 @@ class Gaussian(ElementwiseLikelihood):
         return f + self.noise_var.sqrt() * normal
 
     def approximate(self, y: Tensor) -> Start:
-        """Return the observations around their mean."""
+        """Return the likelihood itself: y = f + noise, with f around the mean of y."""
         return Start(y.mean(0), y - y.mean(0), self.noise_var.detach())
 
 
@@ -140,7 +140,7 @@ class HeteroscedasticGaussian(Likelihood):
         return (f[..., 0] + (0.5 * f[..., 1]).exp() * normal).unsqueeze(-1)
 
     def approximate(self, y: Tensor) -> Start:
-        """Return the observations around their mean for f_1, and a constant for f_2."""
+        """Return y = f_1 + noise of constant variance, with f_1 around the mean of y, and a constant f_2."""
         centre, zeros = y.mean(0), torch.zeros_like(y)
         noise = centre.new_tensor([self.initial_noise_var])
         return Start(torch.cat((centre, noise.log())), torch.cat((y - centre, zeros), -1), noise[0])

@@ -61,6 +61,6 @@ class StudentT(ElementwiseLikelihood):
         return f + self.scale * radius * torch.cos(2.0 * math.pi * v)
 
     def approximate(self, y: Tensor) -> Start:
-        """Return the observations around their median, with the variance of the noise."""
+        """Return y = f + noise with a Gaussian noise of the same variance, and f around the median of y."""
         centre, df = y.median(0).values, self.df.detach()
         return Start(centre, y - centre, self.scale.detach().square() * df / (df - 2.0))
