@@ -108,10 +108,11 @@ def wrong_dtype(operator: str, argument: str, value: object) -> DTypeError:
     return DTypeError(f"{operator}: {argument} must be a torch.Tensor, got {type(value).__name__}{advice}.")
 
 
-def sparse_tensor(operator: str, layout: torch.layout, argument: str = "the operand") -> DTypeError:
+def sparse_tensor(operator: str, argument: str, layout: torch.layout) -> DTypeError:
     """Return the error for a tensor that is not dense."""
     return DTypeError(
-        f"{operator}: {argument} has the layout {layout}; dense tensors are supported: x.to_dense()."
+        f"{operator}: {argument} has the layout {layout}; dense tensors are supported: use "
+        f"{argument}.to_dense()."
     )
 
 

@@ -83,7 +83,12 @@ def test_equal_data_have_correlation_one() -> None:
             r"k must be between 1 and min\(p, q\), which is 2, got 3",
         ),
         (((9, 3), (9, 2)), {"k": 0}, "OptionError", "k must be between 1"),
-        (((9, 3), (9, 2)), {"regularisation": -1.0}, "OptionError", "regularisation must be >= 0, got -1.0"),
+        (
+            ((9, 3), (9, 2)),
+            {"regularisation": -1.0},
+            "OptionError",
+            "must be a number >= 0, got -1.0",
+        ),
         (
             ((4, 4), (4, 2)),
             {},

@@ -138,8 +138,8 @@ def test_divided_differences_have_all_digits(flags: dict[str, Any]) -> None:
             b = a + gap
             found = float(rule.differences(torch.tensor([a, b], dtype=torch.float64, device=DEVICE))[0, 1])
             wanted = (exact(mpmath.mpf(b)) - exact(mpmath.mpf(a))) / (mpmath.mpf(b) - mpmath.mpf(a))
-            # For a callable this is (f(b) - f(a)) / (b - a): at the smallest gap for which it is used, eps^(1/4),
-            # the quotient has an error of eps / eps^(1/4).
+            # For a callable this is the quotient (f(b) - f(a)) / (b - a), whose error is eps / gap. It is
+            # used for gaps above eps^(1/4): the error is at most eps^(3/4).
             allowed = 1e-14 if isinstance(f, str) else 1e-10
             assert abs(found / float(wanted) - 1) <= allowed, gap
 
@@ -300,6 +300,13 @@ def test_variances_that_overflow() -> None:
     X = torch.tensor([[1e200, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64, device=DEVICE)
     with pytest.raises(lapgrad.NonFiniteError, match=r"^linalg\.pca: the covariance of X contains NaN"):
         pca(X)
+
+
+@pytest.mark.parametrize(("f", "seen"), [(torch.sum, r"shape \(\)"), (lambda values: 1.0, "float")])
+def test_results_of_functions_of_another_shape(f: Callable[[Tensor], Any], seen: str) -> None:
+    message = rf"^linalg.eigh_fn: f must return a tensor of the shape of its argument, \(3,\), got {seen}\.$"
+    with pytest.raises(lapgrad.ShapeError, match=message):
+        eigh_fn(torch.eye(3, device=DEVICE), f)
 
 
 @pytest.mark.parametrize("k", [-1, 4])

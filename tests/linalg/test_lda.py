@@ -91,7 +91,7 @@ def test_ratios_do_not_change_with_coordinates() -> None:
             "OptionError",
             r"k must be between 1 and min\(p, classes - 1\), which is 1, got 2",
         ),
-        ([0, 1] * 5, {"regularisation": -0.5}, "OptionError", "regularisation must be >= 0"),
+        ([0, 1] * 5, {"regularisation": -0.5}, "OptionError", "regularisation must be a number >= 0"),
         ([0, 1] * 4, {}, "ShapeError", r"labels must have shape \(10,\), .* got \(8,\)"),
         (torch.zeros(10, 1, dtype=torch.int64, device=DEVICE), {}, "ShapeError", r"got \(10, 1\)"),
         (torch.zeros(10, device=DEVICE), {}, "DTypeError", "labels must be integers, got torch.float32"),

@@ -8,6 +8,7 @@ import pickle
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from device import DEVICE
@@ -215,6 +216,49 @@ def test_packed_vector_of_impossible_length() -> None:
     message = r"^maketrian: the last dimension of v must be .* got shape \(2, 5\)\.$"
     with pytest.raises(lapgrad.ShapeError, match=message):
         lapgrad.maketrian(torch.ones(2, 5, device=DEVICE))
+
+
+_X = torch.arange(12.0, device=DEVICE).view(4, 3).cos()
+_SQUARE = _X.mT @ _X + torch.eye(3, device=DEVICE)
+NO_INTEGER, NO_TOLERANCE = "must be an integer, got", r"must be (None or )?a number >= 0, got"
+
+
+@pytest.mark.parametrize(
+    ("function", "operands", "option", "value", "message"),
+    [
+        ("syevd", (_SQUARE,), "k", 1.5, NO_INTEGER),
+        ("syevd", (_SQUARE,), "tol", "small", NO_TOLERANCE),
+        ("gesvd", (_X,), "rank", 2.0, NO_INTEGER),
+        ("gesvd", (_X,), "tol", [1e-3, 1e-4], NO_TOLERANCE),
+        ("pstrf", (_SQUARE,), "rank", "2", NO_INTEGER),
+        ("pstrf", (_SQUARE,), "tol", "small", NO_TOLERANCE),
+        ("makediag", (_X,), "offset", 0.5, NO_INTEGER),
+        ("extractdiag", (_SQUARE,), "offset", 0.5, NO_INTEGER),
+        ("extracttrian", (_SQUARE,), "offset", "1", NO_INTEGER),
+        ("maketrian", (_X,), "offset", 0.5, NO_INTEGER),
+        ("linalg.pca", (_X,), "k", 1.5, NO_INTEGER),
+        ("linalg.cca", (_X, _X[:, :1]), "k", 1.0, NO_INTEGER),
+        ("linalg.cca", (_X, _X[:, :1]), "regularisation", "none", NO_TOLERANCE),
+        ("linalg.lstsq", (_X, _X), "rcond", "none", NO_TOLERANCE),
+        ("linalg.lstsq", (_X, _X), "rcond", -1.0, NO_TOLERANCE),
+        ("linalg.eigh_fn", (_SQUARE, "power"), "exponent", "2", "must be a real number, got"),
+        ("linalg.eigh_fn", (_SQUARE, "power"), "exponent", torch.tensor(2.0), "must be a real number, got"),
+    ],
+)
+def test_options_of_another_type(
+    function: str, operands: tuple[Any, ...], option: str, value: object, message: str
+) -> None:
+    """The message names the option, and the value: it is not one from the depths of torch or of the core."""
+    *module, name = function.split(".")
+    called = getattr(lapgrad.linalg if module else lapgrad, name)
+    with pytest.raises(lapgrad.OptionError, match=rf"^{function}: {option} {message} "):
+        called(*operands, **{option: value})
+
+
+def test_integers_of_numpy_and_tensors_count_as_integers() -> None:
+    expected = lapgrad.syevd(_SQUARE, k=2).U
+    for k in (np.int64(2), torch.tensor(2)):
+        assert lapgrad.syevd(_SQUARE, k=k).U.equal(expected)  # type: ignore[call-overload]
 
 
 HUGE = 2**31

@@ -431,7 +431,7 @@ def test_non_finite_input_names_the_item() -> None:
             "degeneracy must be one of 'mask', 'lorentz', 'clamp', 'nan', 'raise', got 'ignore'",
         ),
         ({"tol": -1.0}, "tol must be None or a number >= 0, got -1.0"),
-        ({"rank": 4}, r"rank must be between 0 and min\(m, n\) of A with shape \(3, 5\), got 4"),
+        ({"rank": 4}, r"rank must be between 0 and min\(m, n\), which is 3, got 4"),
         ({"rank": -1}, "rank must be between 0"),
     ],
 )

@@ -378,8 +378,8 @@ def test_the_item_that_torch_fails_on_is_found(monkeypatch: pytest.MonkeyPatch) 
         ({"degeneracy": "ignore"}, "degeneracy must be one of 'mask'"),
         ({"tol": -1.0}, "tol must be"),
         ({"tol": math.nan}, "tol must be"),
-        ({"k": 4}, "k must be between 0 and n, got 4"),
-        ({"k": -1}, "k must be between 0 and n, got -1"),
+        ({"k": 4}, "k must be between 0 and n, which is 3, got 4"),
+        ({"k": -1}, "k must be between 0 and n, which is 3, got -1"),
     ],
     ids=str,
 )

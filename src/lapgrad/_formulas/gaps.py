@@ -83,7 +83,7 @@ def invert_gaps(
 
 
 def invert_values(values: Tensor, scale: Tensor, degeneracy: str, tol: float) -> Tensor:
-    """Return 1 / values for values >= 0, with what the policy says in place of the reciprocals of small ones."""
+    """Return 1 / values, for values >= 0; the policy says what stands for the reciprocals of small ones."""
     if degeneracy == "nan":
         return 1.0 / values
     smallest = compute_threshold(scale, tol)

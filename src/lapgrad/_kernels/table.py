@@ -86,9 +86,9 @@ class KernelTable(dict[str, Kernel]):
     """The kernels of a device by routine, collected at the first lookup: importing lapgrad stays cheap.
 
     Args:
-        collect: Returns the kernels of the device; none if they are switched off, or missing (with a warning).
-        adapt: Applied to the kernels in plain PyTorch that serve the remaining routines, if ``collect`` returned
-            any kernel.
+        collect: Returns the kernels of the device; none if they are switched off or (with a warning) missing.
+        adapt: Applied to the kernels in plain PyTorch that serve the remaining routines, if ``collect`` has
+            returned any kernel.
     """
 
     def __init__(

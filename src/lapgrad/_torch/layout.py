@@ -22,6 +22,8 @@ _FLOATS = frozenset((torch.float32, torch.float64))
 _HALVES = frozenset((torch.float16, torch.bfloat16))
 #: Types of scale factors; tracers have their own.
 _NUMBERS = (numbers.Real, torch.SymFloat, torch.SymInt)
+#: Types of sizes and positions; NumPy's integers count as ``Integral``.
+_INTEGERS = (numbers.Integral, torch.SymInt, Tensor)
 
 
 def check_matrix(operator: str, argument: str, A: Tensor) -> Tensor:
@@ -103,15 +105,65 @@ def check_factor(operator: str, argument: str, value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) and not is_compiling() else value
 
 
-def make_refusal_of_sparse(name: str) -> Callable[..., Any]:
+def check_number(operator: str, argument: str, value: Any) -> None:
+    """Raise unless ``value`` is a real number, and no tensor."""
+    if not (is_compiling() or isinstance(value, _NUMBERS)):
+        raise _exceptions.OptionError(f"{operator}: {argument} must be a real number, got {value!r}.")
+
+
+def check_integer(operator: str, argument: str, value: Any) -> None:
+    """Raise unless ``value`` is an integer."""
+    if not (type(value) is int or is_compiling() or isinstance(value, _INTEGERS)):
+        raise _exceptions.OptionError(f"{operator}: {argument} must be an integer, got {value!r}.")
+
+
+def check_count(operator: str, argument: str, value: Any, least: int, most: int, bound: str) -> None:
+    """Raise unless ``value`` is an integer from ``least`` to ``most``, which is ``bound`` in words."""
+    check_integer(operator, argument, value)
+    if not least <= value <= most:
+        raise _exceptions.OptionError(
+            f"{operator}: {argument} must be between {least} and {bound}, which is {most}, got {value}."
+        )
+
+
+def check_offset(operator: str, A: Tensor, offset: Any) -> None:
+    """Raise unless the square matrix ``A`` has the diagonal ``offset``, or its end is there."""
+    check_integer(operator, "offset", offset)
+    if abs(offset) > A.shape[-1]:
+        raise _exceptions.ShapeError(
+            f"{operator}: offset {offset} lies outside A of shape {tuple(A.shape)}; |offset| must be at most "
+            f"{A.shape[-1]}."
+        )
+
+
+def check_tolerance(operator: str, argument: str, value: Any) -> None:
+    """Raise if ``value`` is neither None nor a number >= 0."""
+    if value is not None and not _is_not_negative(value):
+        raise _exceptions.OptionError(f"{operator}: {argument} must be None or a number >= 0, got {value!r}.")
+
+
+def check_not_negative(operator: str, argument: str, value: Any) -> None:
+    """Raise unless ``value`` is a number >= 0."""
+    if not _is_not_negative(value):
+        raise _exceptions.OptionError(f"{operator}: {argument} must be a number >= 0, got {value!r}.")
+
+
+def _is_not_negative(value: Any) -> bool:
+    try:
+        return bool(value >= 0.0)
+    except (TypeError, ValueError):  # text, or several numbers
+        return False
+
+
+def make_refusal_of_sparse(name: str, argument_names: Sequence[str]) -> Callable[..., Any]:
     """Return a kernel that raises an error, for tensors without another kernel; dense ones never reach it."""
 
     def refuse(*arguments: Any) -> Any:
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        for tensor in tensors:
-            if tensor.layout is not torch.strided:
-                raise _errors.sparse_tensor(name, tensor.layout)
-        raise NotImplementedError(f"{name}: there is no kernel for {', '.join(t.type() for t in tensors)}.")
+        for argument_name, value in zip(argument_names, arguments, strict=False):
+            if isinstance(value, Tensor) and value.layout is not torch.strided:
+                raise _errors.sparse_tensor(name, argument_name, value.layout)
+        types = [value.type() for value in arguments if isinstance(value, Tensor)]
+        raise NotImplementedError(f"{name}: there is no kernel for {', '.join(types)}.")
 
     return refuse
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from lapgrad import _exceptions
+from lapgrad._torch.layout import check_count, check_not_negative
 from lapgrad.linalg._scale import find_unit
 from lapgrad.ops.potrf import potrf
 from lapgrad.ops.syrk import syrk
@@ -17,12 +18,9 @@ from lapgrad.ops.trsm import trsm
 
 def check_options(function: str, k: int | None, largest: int, bound: str, regularisation: float) -> None:
     """Raise if there are no ``k`` directions, or if the regularisation is negative."""
-    if k is not None and not 1 <= k <= largest:
-        raise _exceptions.OptionError(
-            f"{function}: k must be between 1 and {bound}, which is {largest}, got {k}."
-        )
-    if not regularisation >= 0.0:
-        raise _exceptions.OptionError(f"{function}: regularisation must be >= 0, got {regularisation!r}.")
+    if k is not None:
+        check_count(function, "k", k, 1, largest, bound)
+    check_not_negative(function, "regularisation", regularisation)
 
 
 def check_rows(function: str, argument: str, degrees: int, columns: int, regularisation: float) -> None:

@@ -12,10 +12,9 @@ from lapgrad import _errors, _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import allocate_like, check_square_matrix
+from lapgrad._torch.layout import allocate_like, check_number, check_square_matrix, check_tolerance
 from lapgrad._torch.private import skips_dispatcher
 from lapgrad.linalg import _divided_differences
-from lapgrad.ops import _spectral
 from lapgrad.ops import copyltu as _copyltu
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import gemmt as _gemmt
@@ -51,8 +50,10 @@ def eigh_fn(
         DomainError: Names the first item with an eigenvalue where f is not defined or not finite.
         NonFiniteError: Names the first item with NaN or infinity in the triangle that is read.
         ConvergenceError: Names the first item whose eigenvalues did not converge.
-        OptionError: ``f`` is not a known name, ``exponent`` is missing or superfluous, ``tol`` is negative.
-        DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices.
+        OptionError: ``f`` is not a known name, ``exponent`` is missing, superfluous or no number, ``tol`` is
+            negative.
+        DTypeError, ShapeError, SizeError: ``A`` is not a batch of square float32 or float64 matrices, or
+            ``f`` does not return a tensor of the shape of its argument.
 
     Gradient:
         gA = U^T (F o (U sym(gB) U^T)) U with the divided differences F_ij = (f(l_i) - f(l_j)) / (l_i - l_j),
@@ -82,11 +83,13 @@ def eigh_fn(
                 [1.0000, 2.0000]])
     """
     A = check_square_matrix(_NAME, "A", A)
-    _spectral.check_tolerance(_NAME, tol)
+    check_tolerance(_NAME, "tol", tol)
     if (exponent is not None) != (f == "power"):
         raise _exceptions.OptionError(
             f'{_NAME}: f="power", and no other, takes an exponent; got {exponent!r}.'
         )
+    if exponent is not None:
+        check_number(_NAME, "exponent", exponent)
     if not callable(f) and f not in _divided_differences.NAMES:
         raise _errors.unknown_option(_NAME, "f", f, _divided_differences.NAMES)
     if not callable(f):
@@ -94,6 +97,12 @@ def eigh_fn(
     U, eigenvalues = _syevd.operator.call(A, lower, _syevd.QUIET, None)
     rule, name = _divided_differences.make_rule(f), getattr(f, "__name__", "f")
     values = rule.value(eigenvalues)
+    if not isinstance(values, Tensor) or values.shape != eigenvalues.shape:
+        seen = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise _exceptions.ShapeError(
+            f"{_NAME}: f must return a tensor of the shape of its argument, {tuple(eigenvalues.shape)}, got "
+            f"{seen}."
+        )
     if skips_dispatcher((A,)) and not (A.requires_grad and is_grad_enabled()):
         with torch.no_grad():
             return _compose(U, eigenvalues, values, name)

@@ -43,6 +43,7 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
         NonFiniteError: Names the first item of A with a NaN or an infinity.
         DTypeError, DeviceError, ShapeError, SizeError: The operands are not float32 or float64 matrices that
             fit.
+        OptionError: ``rcond`` is negative.
 
     Gradient:
         gB = A^+T gX and gA = -gB X^T + A^+T X (gX - A^+ A gX)^T + (B - A X) (A^+ A^+T gX)^T: for a wide A the
@@ -64,6 +65,7 @@ def lstsq(A: Tensor, B: Tensor, *, rcond: float | None = None) -> Tensor:
         tensor([[2.],
                 [2.]])
     """
+    _layout.check_tolerance("linalg.lstsq", "rcond", rcond)
     if isinstance(B, Tensor) and B.dim() == 1:
         return lstsq(A, _columns.make_column("linalg.lstsq", "A", A, "B", B), rcond=rcond).squeeze(-1)
     A, B = _layout.check_matrix("linalg.lstsq", "A", A), _layout.check_matrix("linalg.lstsq", "B", B)

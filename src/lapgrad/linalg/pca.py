@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 from lapgrad import _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import make_shortcut
-from lapgrad._torch.layout import check_matrix
+from lapgrad._torch.layout import check_count, check_matrix, check_tolerance
 from lapgrad.linalg._centring import centre
 from lapgrad.linalg._whitening import name_not_finite
 from lapgrad.ops import _spectral
@@ -95,16 +95,14 @@ def pca(
     """
     X = check_matrix(_NAME, "X", X)
     _spectral.check_policy(_NAME, degeneracy)
-    _spectral.check_tolerance(_NAME, tol)
+    check_tolerance(_NAME, "tol", tol)
     n, d = X.shape[-2:]
     if n == 0:
         raise _exceptions.ShapeError(f"{_NAME}: X must have at least one row, got shape {tuple(X.shape)}.")
     if k is None:
         k = min(n, d)
-    if not 0 <= k <= min(n, d):
-        raise _exceptions.OptionError(
-            f"{_NAME}: k must be between 0 and the smaller side of X, got {k} for shape {tuple(X.shape)}."
-        )
+    else:
+        check_count(_NAME, "k", k, 0, min(n, d), "the smaller side of X")
     if not is_compiling() and (found := _take_shortcut(X, k)) is not None:
         return PrincipalComponents(*found)
     degrees = max(n - 1, 1)

@@ -104,7 +104,7 @@ def check_dense_tensor(who: str, value: object, name: str) -> None:
     if not isinstance(value, Tensor):
         raise _errors.wrong_dtype(who, name, value)
     if value.layout is not torch.strided:
-        raise _errors.sparse_tensor(who, value.layout, name)
+        raise _errors.sparse_tensor(who, name, value.layout)
 
 
 def check_same_kind(who: str, **tensors: Tensor) -> None:

@@ -39,12 +39,6 @@ def resolve_policy(degeneracy: str) -> str:
     return "mask" if degeneracy == QUIET else degeneracy
 
 
-def check_tolerance(operator: str, tol: float | None) -> None:
-    """Raise if ``tol`` is neither None nor a number >= 0."""
-    if tol is not None and not tol >= 0.0:
-        raise _exceptions.OptionError(f"{operator}: tol must be None or a number >= 0, got {tol!r}.")
-
-
 def report(operator: str, degeneracy: str, ambiguous: Tensor, values: str) -> None:
     """Warn, or with "raise" raise, if the loss depends on vectors that the matrix does not determine.
 

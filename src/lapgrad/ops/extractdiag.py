@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Operator, define
-from lapgrad._torch.layout import check_square_matrix
+from lapgrad._torch.layout import check_offset, check_square_matrix
 from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import makediag as _makediag
 
@@ -52,11 +51,8 @@ def extractdiag(A: Tensor, *, offset: int = 0) -> Tensor:
         if d is not None:
             return d
     A = check_square_matrix("extractdiag", "A", A)
-    if offset and abs(offset) > A.shape[-1]:
-        raise _exceptions.ShapeError(
-            f"extractdiag: offset {offset} lies outside A of shape {tuple(A.shape)}; "
-            f"|offset| must be at most n."
-        )
+    if offset:
+        check_offset("extractdiag", A, offset)
     return operator.call(A, offset)
 
 

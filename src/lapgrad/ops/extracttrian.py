@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Operator, define
-from lapgrad._torch.layout import check_square_matrix
+from lapgrad._torch.layout import check_offset, check_square_matrix
 from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import maketrian as _maketrian
 
@@ -55,11 +54,8 @@ def extracttrian(A: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
         if v is not None:
             return v
     A = check_square_matrix("extracttrian", "A", A)
-    if offset and abs(offset) > A.shape[-1]:
-        raise _exceptions.ShapeError(
-            f"extracttrian: offset {offset} lies outside A of shape {tuple(A.shape)}; "
-            f"|offset| must be at most n."
-        )
+    if offset:
+        check_offset("extracttrian", A, offset)
     return operator.call(A, A.shape[-1], offset, lower)
 
 

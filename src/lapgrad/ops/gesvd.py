@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, overload
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from lapgrad import _errors, _exceptions
+from lapgrad import _errors
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._formulas.gesvd import (
     DISCARDING_POLICIES,
@@ -19,7 +19,7 @@ from lapgrad._formulas.gesvd import (
 )
 from lapgrad._kernels.table import lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import allocate_matrix, check_matrix
+from lapgrad._torch.layout import allocate_matrix, check_count, check_matrix, check_tolerance
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 
@@ -142,9 +142,9 @@ def gesvd(
             return SingularValueDecomposition(*decomposition)
     A = check_matrix("gesvd", "A", A)
     _spectral.check_policy("gesvd", degeneracy)
-    _spectral.check_tolerance("gesvd", tol)
+    check_tolerance("gesvd", "tol", tol)
     if rank is not None:
-        _check_rank(rank, A)
+        check_count("gesvd", "rank", rank, 0, min(A.shape[-2:]), "min(m, n)")
     if not vectors:
         # If a gradient may follow, computing the vectors now costs less than a decomposition in the backward.
         recorded = A.requires_grad and is_grad_enabled()
@@ -154,13 +154,6 @@ def gesvd(
     if rank is not None:
         U, S, V = U[..., :rank, :].clone(), S[..., :rank].clone(), V[..., :rank, :].clone()
     return SingularValueDecomposition(U, S, V)
-
-
-def _check_rank(rank: int, A: Tensor) -> None:
-    if not 0 <= rank <= min(A.shape[-2:]):
-        raise _exceptions.OptionError(
-            f"gesvd: rank must be between 0 and min(m, n) of A with shape {tuple(A.shape)}, got {rank}."
-        )
 
 
 def _decompose(A: Tensor, degeneracy: str, tol: float | None) -> tuple[Tensor, Tensor, Tensor]:

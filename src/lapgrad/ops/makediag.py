@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Operator, define
-from lapgrad._torch.layout import check_order, check_vector
+from lapgrad._torch.layout import check_integer, check_order, check_vector
 from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import extractdiag as _extractdiag
 
@@ -51,6 +51,7 @@ def makediag(d: Tensor, *, offset: int = 0) -> Tensor:
         if A is not None:
             return A
     d = check_vector("makediag", "d", d)
+    check_integer("makediag", "offset", offset)
     check_order("makediag", "d", d, d.shape[-1] + abs(offset))
     return operator.call(d, offset)
 

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from lapgrad import _exceptions
 from lapgrad._kernels.table import find_shortcut, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, Operator, define
-from lapgrad._torch.layout import check_order, check_vector
+from lapgrad._torch.layout import check_integer, check_order, check_vector
 from lapgrad._torch.multilinear import make_jvp
 from lapgrad.ops import extracttrian as _extracttrian
 
@@ -63,6 +63,7 @@ def maketrian(v: Tensor, *, offset: int = 0, lower: bool = True) -> Tensor:
             f"maketrian: the last dimension of v must be k (k + 1) / 2 for some k, "
             f"got shape {tuple(v.shape)}."
         )
+    check_integer("maketrian", "offset", offset)
     n = check_order("maketrian", "v", v, k + abs(offset))
     return operator.call(v, n, offset, lower)
 

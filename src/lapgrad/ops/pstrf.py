@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lapgrad import _errors, _exceptions
+from lapgrad import _errors
 from lapgrad._kernels.table import has_kernel, lookup
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import allocate_like, check_square_matrix
+from lapgrad._torch.layout import allocate_like, check_count, check_square_matrix, check_tolerance
 from lapgrad.ops import gemm2 as _gemm2
 from lapgrad.ops import gemmt as _gemmt
 from lapgrad.ops import potrf as _potrf
@@ -91,10 +91,9 @@ def pstrf(
     n = A.shape[-1]
     if rank is None:
         rank = n
-    elif not 0 <= rank <= n:
-        raise _exceptions.OptionError(f"pstrf: rank must be between 0 and the order {n} of A, got {rank!r}.")
-    if tol is not None and not tol >= 0.0:
-        raise _exceptions.OptionError(f"pstrf: tol must be None or a number >= 0, got {tol!r}.")
+    else:
+        check_count("pstrf", "rank", rank, 0, n, "n")
+    check_tolerance("pstrf", "tol", tol)
     return PivotedFactorisation(*operator.call(A, rank, tol, lower))
 
 

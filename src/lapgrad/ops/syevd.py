@@ -13,7 +13,7 @@ from lapgrad import _errors, _exceptions
 from lapgrad._formulas import gaps as _gaps
 from lapgrad._kernels.table import has_kernel, lookup, make_shortcut
 from lapgrad._torch.define import Formulas, define, define_fused
-from lapgrad._torch.layout import allocate_like, check_square_matrix
+from lapgrad._torch.layout import allocate_like, check_count, check_square_matrix, check_tolerance
 from lapgrad.ops import _spectral
 from lapgrad.ops import gemm2 as _gemm2
 
@@ -147,12 +147,9 @@ def syevd(
             return Eigendecomposition(*decomposition)
     A = check_square_matrix("syevd", "A", A)
     _spectral.check_policy("syevd", degeneracy)
-    _spectral.check_tolerance("syevd", tol)
+    check_tolerance("syevd", "tol", tol)
     if k is not None:
-        if not 0 <= k <= A.shape[-1]:
-            raise _exceptions.OptionError(
-                f"syevd: k must be between 0 and n, got {k} for shape {tuple(A.shape)}."
-            )
+        check_count("syevd", "k", k, 0, A.shape[-1], "n")
         return _find_largest(A, lower, degeneracy, tol, k, vectors)
     if vectors:
         return Eigendecomposition(*operator.call(A, lower, degeneracy, tol))

@@ -39,15 +39,15 @@ FEW_TILES = 4096
 #: Up to this order matrices are mirrored row by row: a tile of 32 x 32 would have little to do.
 MIRROR_BY_ROWS = 64
 
-#: Up to this order trmm, if its gradient is recorded, is torch's product of whole matrices: torch records that in
-#: less time than lapgrad records an operator of its own.
+#: Up to this order trmm with a gradient is torch's product of whole matrices: torch records it in C++, which
+#: saves more time than half of the product takes.
 TRMM_WHOLE_UP_TO = 512
 #: Up to this number of multiplications the second product of torch's gradient of A A^T is cheaper than a
 #: gradient that is recorded in Python.
 SYRK_VJP_TWICE = 3 * 10**8
 
-#: From this order on the algorithms for large matrices are used. It is that of two of the diagonal blocks (leaves)
-#: that they invert.
+#: From this order on the algorithms for large matrices are used: it is that of two of the diagonal blocks
+#: (leaves) that they invert.
 LARGE = 128
 
 #: From this order on singular values of one matrix are computed by QDWH or the Gram matrix.
@@ -107,7 +107,7 @@ SPECTRAL_VJP_SMALL = 64
 SPECTRAL_VJP_UNWAITED = 1 << 17
 #: From this many rows in a batch on, a warp measures several of them.
 SPECTRAL_VJP_MANY_ROWS = 1 << 14
-#: Up to this order, if only the last k eigenvectors have cotangents, those of the others are filled in with zeros.
+#: Up to this order, if only the last k eigenvectors have cotangents, zeros stand for those of the others.
 SYEVD_VJP_EXTENDED = 1024
 #: From this order on only a triangle of a symmetric gradient is multiplied.
 SYEVD_VJP_TRIANGLE = 2048
