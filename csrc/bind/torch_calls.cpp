@@ -42,7 +42,7 @@ struct ReturnedTensor {
         if (data) torch.delete_tensor(release());
     }
 
-    // The tensor in memory of its own.
+    // Gives the tensor away in a new block of memory: a handle, as torch's C functions take it.
     void* release() {
         void** const copy = static_cast<void**>(operator new(sizeof(void*)));
         *copy = std::exchange(data, nullptr);

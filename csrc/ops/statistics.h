@@ -70,7 +70,7 @@ bool pca_batch(Batch<const T> X, T tol, Batch<T> components, T* variance, T* mea
     return done;
 }
 
-// L := the Cholesky factors of centred' centred / degrees + regularisation / unit^2.
+// L := the Cholesky factors of centred' centred / degrees + regularisation / unit^2 I.
 template <class T>
 bool factorise_covariances(Batch<const T> centred, const T* unit, index_t degrees, double regularisation, Batch<T> L) {
     const index_t p = centred.cols;

@@ -285,7 +285,7 @@ def differentiate_twice(function: Callable[..., Any], operands: tuple[Tensor, ..
 
 @pytest.fixture
 def without_small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has small triangular products recorded as larger ones are."""
+    """Switch off the kernels for small triangular products, so that they are recorded as larger ones are."""
     for limit in ("FEW_TILES", "TRIANGULAR_ALONE", "TRIANGULAR_SMALL"):
         monkeypatch.setattr(_thresholds, limit, 0)
 

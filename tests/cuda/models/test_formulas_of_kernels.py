@@ -177,7 +177,10 @@ def test_kernels_without_a_formula() -> None:
 @pytest.mark.parametrize("noise", [0.1, 1e-8])
 @pytest.mark.parametrize("defers", [False, True])
 def test_sparse_process(make: Callable[[], Kernel], noise: float, defers: bool) -> None:
-    """With little noise chunks are solved for; with deferred checks an inverse is tried first."""
+    """With little noise, triangular solves replace products with an inverse.
+
+    If checks are deferred, the inverse is tried first.
+    """
     X, Y = make_data()
     inducing = 70
 
