@@ -103,7 +103,8 @@ constexpr index_t few_sums = 4, long_sum = 64;
 // Order up to which cotangents of some eigenvectors are filled up with zeros: one kernel for all takes less time than the dozens of
 // functions of torch that the formula for some of them is made of.
 constexpr index_t padded_order = 256;
-// Entries of a matrix up to which functions composed of several operators are one call; above, the buffers of that call count more.
+// Functions that consist of several operators are one call of the core for matrices of up to this many entries. For larger ones the
+// memory of that call counts more than the time that it saves.
 constexpr index_t composed_entries = 1 << 14;
 // Order up to which the gradient of a symmetric inverse is computed in buffers of the core; beyond, memory counts more than calls.
 constexpr index_t buffered_congruence = 128;

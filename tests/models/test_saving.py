@@ -151,7 +151,8 @@ OTHER_FILES = {
 }
 
 
-# A zip holds the time it was written at: names of tests must not.
+# The names of the tests are given, because those made of the content would contain the time at which a zip was
+# written, and change from run to run.
 @pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
 def test_other_files_are_refused(content: bytes, path: Path) -> None:
     path.write_bytes(content)

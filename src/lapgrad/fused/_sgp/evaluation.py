@@ -28,7 +28,7 @@ class Checks(Protocol):
     """Numbers on a device that say whether an evaluation can be used."""
 
     def are_passed(self) -> bool:
-        """Read them. Raise if something has failed; return False if the evaluation must be repeated."""
+        """Read the numbers. Raise if something has failed; return False if the evaluation must be repeated."""
 
 
 class Evaluation:
@@ -39,7 +39,8 @@ class Evaluation:
 
     Attributes:
         is_imprecise: Whether products were too imprecise in the last evaluation; the next one then begins
-        with solves. deferred: The checks of the evaluations so far inside ``defer_checks``, else None.
+            with solves.
+        deferred: Inside ``defer_checks``, the checks of the evaluations so far; else None.
     """
 
     def __init__(self) -> None:

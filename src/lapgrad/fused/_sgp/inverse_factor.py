@@ -88,7 +88,7 @@ class Inverse(NamedTuple):
         return X
 
     def get_pivots(self) -> tuple[Tensor, bool]:
-        """Return the reciprocals (U,) of the diagonal of Lu; and whether they are reciprocals."""
+        """Return 1 / diag(Lu), (U,), and True because they are reciprocals."""
         return self.W.diagonal(), True
 
 
