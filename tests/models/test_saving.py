@@ -151,8 +151,8 @@ OTHER_FILES = {
 }
 
 
-# The names of the tests are given, because those made of the content would contain the time at which a zip was
-# written, and change from run to run.
+# The names of the tests are given: those made of the content would contain the time at which a zip was
+# written, and change with every run.
 @pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
 def test_other_files_are_refused(content: bytes, path: Path) -> None:
     path.write_bytes(content)

@@ -50,7 +50,7 @@ def is_served_on_device(A: Tensor) -> bool:
 
 
 def compute_lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Factors:
-    """LU, column-major, pivots and info: torch's."""
+    """Return LU (column-major), pivots and info, as ``torch.linalg.lu_factor_ex`` does."""
     if pivot and is_served_on_device(A):
         LU, pivots, info = _allocate_factors(A)
         lookup("gesv_with_status", A)(LU.mT, pivots, info, None, A, None, False)

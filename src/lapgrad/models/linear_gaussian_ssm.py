@@ -348,8 +348,7 @@ class LinearGaussianSSM(NamedModel, ForecastingModel, PlottedModel, Model):
         )
         result = run_shared(self.group, learned, search, progress, callback)
         degeneracy = self.component.find_degeneracy()
-        # Looking at all variances takes longer than some evaluations: it is done only if the fit is far too good
-        # to be true.
+        # Looking at all variances takes longer than some evaluations: only if the fit is too good to be true.
         if result.history[0] - result.loss > _TOO_GOOD * self.y.numel() and self._follows_exactly():
             degeneracy = (
                 "the components follow the series up to rounding: the likelihood has no maximum, and the "

@@ -28,7 +28,7 @@ class Checks(Protocol):
     """Numbers on a device that say whether an evaluation can be used."""
 
     def are_passed(self) -> bool:
-        """Read the numbers. Raise if something has failed; return False if the evaluation must be repeated."""
+        """Read the numbers. Raise if something failed; return False if the evaluation must be repeated."""
 
 
 class Evaluation:
