@@ -174,6 +174,12 @@ def test_classifier_has_labels_and_probabilities(classes):
     assert classifier.kernel.lengthscale.tolist() == [1.0, 1.0], "a copy is learned"
 
 
+@pytest.mark.parametrize(("label", "shown"), [("low", "'low'"), (0.0, "0.0")])
+def test_one_class_is_refused(label, shown):
+    with pytest.raises(ValueError, match=f"the data have one class, {shown}; at least two are needed"):
+        GPClassifier().fit(np.zeros((5, 1)), np.full(5, label))
+
+
 def test_classifier_in_a_search():
     X = np.linspace(-3, 3, 60)[:, None]
     search = GridSearchCV(

@@ -92,7 +92,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise _exceptions.OptionError(
-                f"GPClassifier: the data have one class, {self.classes_[0]!r}; at least two are needed."
+                f"GPClassifier: the data have one class, {self.classes_.tolist()[0]!r}; at least two are "
+                f"needed."
             )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = GPClassification(
