@@ -72,11 +72,15 @@ def not_converged(operator: str, argument: str, batch: Sequence[int], flat: int)
 def degenerate(operator: str, batch: Sequence[int], flat: int, values: str) -> DegenerateSpectrumError:
     """Return the error for item ``flat`` of the batch, whose gradient does not exist."""
     item = batch_index(flat, batch)
-    return DegenerateSpectrumError(
-        f"{operator}: the loss depends on single vectors or values among {values} of {_item_name('A', item)} "
-        f"that are equal to working precision (or on vectors of zero ones): it has no derivative there, or "
-        f"none that can be computed from them.",
-        item,
+    return DegenerateSpectrumError(f"{operator}: {explain_degeneracy(_item_name('A', item), values)}", item)
+
+
+def explain_degeneracy(matrix: str, values: str) -> str:
+    """Return in words why a loss of ``values``, such as "equal eigenvalues", has no derivative."""
+    return (
+        f"{matrix} has {values} (up to rounding), and the loss treats these values differently, or depends "
+        f"on which of their vectors were chosen. It has no derivative there. (For a function of a symmetric "
+        f"matrix, linalg.eigh_fn gives one.)"
     )
 
 

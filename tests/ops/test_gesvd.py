@@ -314,11 +314,15 @@ def test_losses_without_a_derivative(name: str, core: bool, monkeypatch: pytest.
             (gradient,) = grad(loss(*lapgrad.gesvd(leaf)), leaf)
         assert len(caught) == 1
         assert gradient.isfinite().all()
-        with pytest.raises(lapgrad.DegenerateSpectrumError, match=r"^gesvd: .* of A\[1\] ") as error:
+        with pytest.raises(
+            lapgrad.DegenerateSpectrumError, match=r"^gesvd: A\[1\] has equal or zero singular"
+        ) as error:
             grad(loss(*lapgrad.gesvd(leaf, degeneracy="raise")), leaf)
         assert error.value.item == (1,)
     one = A.clone().requires_grad_()
-    with pytest.raises(lapgrad.DegenerateSpectrumError, match=r"^gesvd: .* of A ") as error:
+    with pytest.raises(
+        lapgrad.DegenerateSpectrumError, match=r"^gesvd: A has equal or zero singular"
+    ) as error:
         grad(loss(*lapgrad.gesvd(one, degeneracy="raise")), one)
     assert error.value.item == ()
     with warnings.catch_warnings():

@@ -46,18 +46,17 @@ def report(operator: str, degeneracy: str, ambiguous: Tensor, values: str) -> No
         operator: Its name.
         degeneracy: One of ``POLICIES``; "nan" asks for no report.
         ambiguous: bool (*batch), the items whose gradient does not exist. Read here: call from a kernel.
-        values: "eigenvalues" or "singular values".
+        values: What the matrix has there: "equal eigenvalues".
     """
     if degeneracy == "nan" or not ambiguous.any():
         return
     if degeneracy == "raise":
         flat = int(ambiguous.flatten().to(torch.uint8).argmax())
         raise _errors.degenerate(operator, ambiguous.shape, flat, values)
+    reason = _errors.explain_degeneracy("a matrix", values)
     warn_once(
-        f"{operator}: the loss depends on single vectors or values among {values} that are equal to working "
-        f"precision (or on vectors of zero ones): it has no derivative there, or none that is seen through "
-        f"them. The gradient returned is finite and follows degeneracy={degeneracy!r}; degeneracy='raise' "
-        f"names the batch item."
+        f"{operator}: {reason} The gradient returned is finite, and follows degeneracy={degeneracy!r}; "
+        f"degeneracy='raise' names the batch item."
     )
 
 

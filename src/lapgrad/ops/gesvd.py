@@ -203,7 +203,7 @@ def _compute_vjp(
     allowed = _gaps.choose_tolerance(S.shape[-1], S.dtype, tol)
     ambiguous = lookup("gesvd_vjp", U)(gA, U, S, V, gU, gS, gV, _spectral.resolve_policy(degeneracy), allowed)
     if ambiguous is not None and degeneracy != _spectral.QUIET:
-        _spectral.report("gesvd", degeneracy, ambiguous, "singular values")
+        _spectral.report("gesvd", degeneracy, ambiguous, "equal or zero singular values")
     return gA
 
 

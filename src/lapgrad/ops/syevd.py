@@ -232,7 +232,7 @@ def _compute_vjp(
         marked = torch.zeros(U.shape[:-2], dtype=torch.bool)
         marked.view(-1)[uneven[0]] = True
     if degeneracy != QUIET:
-        _spectral.report("syevd", degeneracy, marked, "eigenvalues")
+        _spectral.report("syevd", degeneracy, marked, "equal eigenvalues")
     return gA
 
 
