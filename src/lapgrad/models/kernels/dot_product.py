@@ -25,8 +25,7 @@ class Linear(Kernel):
     Args:
         variance: Positive; a scalar, or one per dimension (d,): the prior variance of the slopes. None: from
             the data.
-        ard: Learn one variance per dimension (automatic relevance determination). A model that gets the
-            kernel sees how many there are, and makes them.
+        ard: Learn one variance per dimension (automatic relevance determination); the model adds them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 

@@ -26,8 +26,7 @@ class Periodic(RBF):
         period: Positive; a scalar, or one per dimension (d,). None: the strongest one in the data.
         lengthscale: Positive; a scalar, or one per dimension (d,). Relative to the period. None: √d.
         variance: Positive; k(x, x). None: from the data.
-        ard: Learn one lengthscale per dimension. A model that gets the kernel sees how many there are, and
-            makes them. (For one period per dimension, pass the periods.)
+        ard: Learn one lengthscale per dimension; the model adds them. (Periods are as many as are passed.)
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 

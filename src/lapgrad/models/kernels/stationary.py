@@ -32,8 +32,7 @@ class Stationary(Kernel, abc.ABC):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
         variance: Positive; k(x, x). None: from the data.
-        ard: Learn one lengthscale per dimension (automatic relevance determination). A model that gets the
-            kernel sees how many there are, and makes them.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); the model adds them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
     """
@@ -137,8 +136,7 @@ class RBF(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
         variance: Positive; k(x, x). None: from the data.
-        ard: Learn one lengthscale per dimension (automatic relevance determination). A model that gets the
-            kernel sees how many there are, and makes them.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); the model adds them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 
@@ -187,8 +185,7 @@ class Matern12(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
         variance: Positive; k(x, x). None: from the data.
-        ard: Learn one lengthscale per dimension (automatic relevance determination). A model that gets the
-            kernel sees how many there are, and makes them.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); the model adds them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 
@@ -218,8 +215,7 @@ class Matern32(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
         variance: Positive; k(x, x). None: from the data.
-        ard: Learn one lengthscale per dimension (automatic relevance determination). A model that gets the
-            kernel sees how many there are, and makes them.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); the model adds them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 
@@ -250,8 +246,7 @@ class Matern52(Stationary):
     Args:
         lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
         variance: Positive; k(x, x). None: from the data.
-        ard: Learn one lengthscale per dimension (automatic relevance determination). A model that gets the
-            kernel sees how many there are, and makes them.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); the model adds them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 
@@ -285,8 +280,7 @@ class RationalQuadratic(Stationary):
         lengthscale: Positive; a scalar, or one per dimension (d,). None: from the data.
         variance: Positive; k(x, x). None: from the data.
         mixture: Positive; how narrow the distribution of the lengthscales is. Infinity would be ``RBF``.
-        ard: Learn one lengthscale per dimension (automatic relevance determination). A model that gets the
-            kernel sees how many there are, and makes them.
+        ard: Learn one lengthscale per dimension (automatic relevance determination); the model adds them.
         active_dims: The columns of the points that the kernel uses; None: all of them.
         name: A name of this part of a sum or product.
 
