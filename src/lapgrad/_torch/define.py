@@ -463,7 +463,7 @@ def _register(
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, without_recording, device)
     _torch_private.register_fake(_LIBRARY, name, fake)
-    names = [argument.name for argument in dispatched._schema.arguments]
+    names = [argument.split()[-1] for argument in schema.partition(")")[0].strip("(").split(",")]
     # This key serves all backends without a kernel of their own, among them sparse layouts on every device.
     _LIBRARY.impl(name, _layout.make_refusal_of_sparse(name, names), "CompositeExplicitAutograd")
     torch.library.register_vmap(f"lapgrad::{name}", rule, lib=_LIBRARY)
