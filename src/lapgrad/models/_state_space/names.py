@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from lapgrad.models._parameters import Bounds, Hyperparameter, find_bounds
+from lapgrad.models._bounds import Bounds
+from lapgrad.models._parameters import Hyperparameter, find_bounds
 from lapgrad.models._state_space.covariance import Covariance
 from lapgrad.models.components.base import Sum
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lapgrad.models._parameters import Bounds, Hyperparameter
+from lapgrad.models._bounds import Bounds
+from lapgrad.models._parameters import Hyperparameter
 from lapgrad.models._state_space.variances import Variance
 
 Array = npt.NDArray[np.float64]
@@ -130,7 +131,7 @@ def describe_numbers(
         is_linear = bounds is None or (math.isinf(bounds.high) and (bounds.low == 0.0 or not is_deviation))
         is_variance = is_linear and (is_deviation or isinstance(descriptor, Variance))
         has_interval = bounds is not None and math.isfinite(bounds.low) and math.isfinite(bounds.high)
-        is_bounded = has_interval or descriptor.wanted.startswith("between")
+        is_bounded = has_interval or descriptor.is_interval
         power, count = 2.0 if is_deviation else 1.0, parameter.numel()
         numbers += [LearnedNumber(is_variance, power, is_variance or is_bounded, count)] * count
     return numbers

@@ -20,7 +20,8 @@ from torch.nn.parameter import is_lazy
 
 import lapgrad
 from lapgrad import _exceptions
-from lapgrad.models._parameters import Bounds, Hyperparameter, ParametrisedModule, get_all_bounds, get_priors
+from lapgrad.models._bounds import Bounds
+from lapgrad.models._parameters import Hyperparameter, ParametrisedModule, get_all_bounds, get_priors
 from lapgrad.models._storage import archive as _archive
 from lapgrad.models._storage.distributions import describe_distribution, make_distribution
 from lapgrad.models._storage.entries import BOUNDS, PART, check_entries

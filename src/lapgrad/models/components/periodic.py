@@ -97,7 +97,11 @@ class _Frequency(Hyperparameter):
 
     def __init__(self) -> None:
         super().__init__(
-            torch.sigmoid, torch.logit, lambda value: (value > 0) & (value < 1), "between its bounds"
+            torch.sigmoid,
+            torch.logit,
+            lambda value: (value > 0) & (value < 1),
+            "between its bounds",
+            limits=(0.0, math.pi),
         )
 
     @overload
