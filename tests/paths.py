@@ -33,6 +33,7 @@ PATHS: dict[str, tuple[int, dict[str, int]]] = {
     "vendor routines, two threads": (2, {**VENDOR, "serial_order_few": NEVER, "vendor_trsm_serial": NEVER}),
     "no vendor routines": (2, dict.fromkeys(VENDOR, NEVER)),
     "narrow solves": (1, {"narrow_solve": FROM_THE_FIRST}),
+    "narrow solves beside BLAS products": (1, {"narrow_solve": FROM_THE_FIRST, "own_blocks": NEVER}),
     "small tiles": (1, {"smallest_tile": 32, "largest_tile": 32, "lq_panel": 8}),
     "two threads": (2, {}),
     "two threads, serial items": (2, {"serial_order_few": ALWAYS, "serial_order_many": ALWAYS}),

@@ -97,7 +97,7 @@ void solve_narrow(View<const T> L, bool lower, View<T> X, bool unit) {
 template <class T>
 void trsm(View<const T> L, bool lower, View<T> X, bool parallel, bool unit = false) {
     if (L.rows == 0 || X.cols == 0) return;
-    if (plan::uses_narrow_trsm<T>(L.rows, X.cols)) return solve_narrow<T>(L, lower, X, unit);
+    if (plan::uses_narrow_trsm<T>(L.rows, X.cols, L.row_major())) return solve_narrow<T>(L, lower, X, unit);
     if (plan::uses_vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
     for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice, unit); });
 }
