@@ -36,7 +36,7 @@ nb::object cholesky(nb::handle a, nb::handle upper) {
 
 // A solve with up to few_columns right-hand sides takes as long as reading the triangle. Above largest_small_order torch's BLAS is faster at
 // batches of them than the core; for a single matrix the call takes longer than BLAS saves.
-constexpr index_t few_columns = 4, largest_small_order = 32;
+constexpr index_t few_columns = 2, largest_small_order = 32;
 
 // X with A X = B, or X A = B. None if a triangle is singular, or if torch is faster.
 nb::object solve_triangular(nb::handle a, nb::handle b, nb::handle upper, nb::handle left) {

@@ -250,6 +250,41 @@ def test_recorded_calls_for_small_matrices_are_taken() -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(factor_by_torch, A, torch.ones_like(A)))
 
 
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
+def test_qr_in_other_modes_is_taken_where_it_is_worth_a_call_of_python() -> None:
+    small, large = torch.randn(8, 8, dtype=torch.float64), torch.randn(40, 8, 8, dtype=torch.float64)
+    with lapgrad.accelerate():
+        for A, taken in ((small, False), (large, True)):
+            for arguments in ((A, "r"), (A, "complete")):
+                lapgrad.accelerate.stats(reset=True)
+                torch.linalg.qr(*arguments)
+                assert [entry.taken for entry in lapgrad.accelerate.stats()] == [taken], arguments[1]
+        lapgrad.accelerate.stats(reset=True)
+        torch.linalg.qr(small)
+        assert lapgrad.accelerate.stats().taken == 1
+        with lapgrad.accelerate(always=True):
+            torch.linalg.qr(small, "r")
+        assert lapgrad.accelerate.stats().taken == 2
+
+
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
+@pytest.mark.parametrize("columns", [1, 3, 6])
+def test_batches_of_narrow_solves(columns: int) -> None:
+    """Torch solves with up to four columns, lapgrad with more; of recorded solves lapgrad has all."""
+    L = torch.randn(20, 50, 50, dtype=torch.float64).tril() + 20 * torch.eye(50, dtype=torch.float64)
+    B = torch.randn(20, 50, columns, dtype=torch.float64)
+    by_torch = torch.linalg.solve_triangular(L, B, upper=False)
+    with lapgrad.accelerate():
+        lapgrad.accelerate.stats(reset=True)
+        X = torch.linalg.solve_triangular(L, B, upper=False)
+        assert lapgrad.accelerate.stats().taken == (columns > registry.NARROW)
+        recorded = torch.linalg.solve_triangular(L.requires_grad_(), B, upper=False)
+        assert lapgrad.accelerate.stats().taken == 1 + (columns > registry.NARROW)
+    assert X.stride() == recorded.stride() == by_torch.stride()
+    torch.testing.assert_close(X, by_torch)
+    torch.testing.assert_close(recorded.detach(), by_torch)
+
+
 def test_modes_and_transforms_see_torchs_operators() -> None:
     """A gate must not skip modes and transforms between the Autograd key and the kernel."""
     seen: list[str] = []

@@ -20,7 +20,7 @@ LARGEST_ORDER = 2048
 BUCKETS = LARGEST_ORDER.bit_length()
 
 #: Right-hand sides up to this many columns have rows of their own, "<operator> narrow".
-NARROW = 8
+NARROW = 4
 
 Row = tuple[int, ...]
 
