@@ -35,8 +35,15 @@ nb::object cholesky(nb::handle a, nb::handle upper) {
 }
 
 // A solve with up to few_columns right-hand sides takes as long as reading the triangle. Above largest_small_order torch's BLAS is faster at
-// batches of them than the core; for a single matrix the call takes longer than BLAS saves.
+// batches of them than the core, with one column as soon as there is not one matrix per lane; for a single matrix the call takes longer than
+// BLAS saves.
 constexpr index_t few_columns = 2, largest_small_order = 32;
+
+bool is_slower_than_torch(const TensorOperand& A, index_t columns) {
+    if (A.count == 1 || columns > few_columns) return false;
+    const index_t lane_order = with_type(A.item_size, [](auto type) { return plan::lane_order<decltype(type)>(); });
+    return A.rows > (columns == 1 ? std::min(lane_order, largest_small_order) : largest_small_order);
+}
 
 // X with A X = B, or X A = B. None if a triangle is singular, or if torch is faster.
 nb::object solve_triangular(nb::handle a, nb::handle b, nb::handle upper, nb::handle left) {
@@ -45,7 +52,7 @@ nb::object solve_triangular(nb::handle a, nb::handle b, nb::handle upper, nb::ha
     if (!have_one_kind(A, B)) return nb::none();
     const bool right = !is_true(left), lower = is_true(upper) == right;
     const index_t n = right ? B.cols : B.rows, m = right ? B.rows : B.cols, count = B.count;
-    if (A.rows != n || A.cols != n || (count > 1 && m <= few_columns && n > largest_small_order)) return nb::none();
+    if (A.rows != n || A.cols != n || is_slower_than_torch(A, m)) return nb::none();
     const NewTensor x = allocate_by_columns(B, B.rows, B.cols);
     if (!x) return nb::none();
     const Operand X = flip_if(right, make_dense_by_columns(x, B.rows, B.cols));

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lapgrad
 from lapgrad._kernels import cpu as _cpu
+from lapgrad._kernels import table
 from lapgrad._torch import private as _torch_private
 from lapgrad.accelerate import gates, kernels, registry
 from lapgrad.accelerate.choices import SCOPE, Choice
@@ -348,3 +349,22 @@ def test_errors_of_hooks_pass_through(function: str) -> None:
             results.append(torch.autograd.grad(result.sum(), A)[0])
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(results[2], results[0])
+
+
+@pytest.mark.skipif(not _cpu.is_available(), reason="needs the compiled core")
+def test_batches_with_one_column_that_do_not_fit_lanes_are_left_to_torch() -> None:
+    """There the core would take twice as long as torch's BLAS."""
+    take_shortcut = table.make_shortcut("solve_triangular_by_columns")
+
+    def is_served(dtype: torch.dtype, items: int, n: int, columns: int) -> bool:
+        L = torch.eye(n, dtype=dtype).repeat(items, 1, 1)
+        return take_shortcut(L, torch.ones(items, n, columns, dtype=dtype), False, True) is not None
+
+    lapgrad.trsm(torch.eye(2), torch.eye(2))  # fills the table of kernels
+    assert is_served(torch.float64, 9, 24, 1)
+    assert not is_served(torch.float64, 9, 25, 1)
+    assert is_served(torch.float64, 9, 25, 2)
+    assert not is_served(torch.float64, 9, 33, 2)
+    assert is_served(torch.float64, 9, 33, 3)
+    assert is_served(torch.float64, 1, 33, 1)
+    assert is_served(torch.float32, 9, 32, 1)

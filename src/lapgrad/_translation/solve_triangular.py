@@ -21,8 +21,8 @@ from lapgrad.ops import _triangular
 from lapgrad.ops import trmm as _trmm
 
 #: With this few right-hand sides a triangle is read at the speed of memory. Above this order torch's BLAS is
-#: faster than the core at batches of them, and only the gradient gains. The shortcut has the same numbers.
-_FEW_COLUMNS, _LARGEST_SMALL_ORDER = 2, 32
+#: faster than the core at batches of them, and only the gradient gains. (The shortcut decides more exactly.)
+_FEW_COLUMNS, _LARGEST_SMALL_ORDER = 2, 24
 
 #: While larger triangles than this are solved with, other threads of Python may run.
 _LONG = 10_000
