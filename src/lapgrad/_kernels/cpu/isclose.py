@@ -7,8 +7,8 @@ from torch import Tensor
 from lapgrad._kernels.cpu._operands import count_items, hand_over
 from lapgrad._kernels.native import core
 
-
-#: Batches of one layout are compared in rows of this length: matrices of a few entries would cost a call each.
+#: Batches of one layout are compared in rows of this length: a matrix of a few entries would cost a call of
+#: the kernel.
 _ROW = 256
 
 
