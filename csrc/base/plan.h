@@ -71,6 +71,10 @@ constexpr index_t shared_multiplications = 1 << 22, shared_columns = 48;
 constexpr double long_multiplications = 4e8;
 // From this order on LAPACK's syevd of one matrix chooses its threads by itself: 6 to 24 % less time at orders 48 to 120.
 constexpr index_t serial_eigen_order = 32;
+// Up to this many rounds of items, one per thread, the items that are left over are shared by all threads.
+constexpr index_t uneven_rounds = 8;
+// Short rows of observations that are next to each other are taken together, as rows of about this many numbers.
+constexpr index_t long_row = 256;
 // Slices of a right-hand side per thread while other programs use the cores.
 constexpr index_t contended_slices = 4;
 // Up to this many threads the algorithms for "few" threads run.
@@ -98,6 +102,9 @@ constexpr index_t locked_operations = 50000;
 constexpr index_t small_product = 48 * 48 * 48, batched_product = 128 * 128 * 128;
 // Up to this many bytes of a row of A both triangles of A A' are computed: copying one would take longer.
 constexpr index_t short_sum_bytes = 64;
+// A product with one long side is computed by the core's own kernel if it has at most this many rows or columns. Time of MKL divided by that
+// of the core (AMD EPYC, 1 thread): 2502 x 9 times 9 x 3 2.5.
+constexpr index_t narrow_side = 8;
 // The entries of a product are summed one by one if it has at most this many rows and columns, and sums of at least this length.
 constexpr index_t few_sums = 4, long_sum = 64;
 // Order up to which cotangents of some eigenvectors are filled up with zeros: one kernel for all takes less time than the dozens of
@@ -106,6 +113,8 @@ constexpr index_t padded_order = 256;
 // Functions that consist of several operators are one call of the core for matrices of up to this many entries. For larger ones the
 // memory of that call counts more than the time that it saves.
 constexpr index_t composed_entries = 1 << 14;
+// Rows or columns of data up to which principal components are one call, however many columns or rows there are.
+constexpr index_t few_variables = 64;
 // Order up to which the gradient of a symmetric inverse is computed in buffers of the core; beyond, memory counts more than calls.
 constexpr index_t buffered_congruence = 128;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
@@ -259,9 +268,24 @@ template <class T>
     return std::max(current.slice_columns, std::min(largest_slice, (n / 8 + 31) / 32 * 32));
 }
 
-// The order of a cube with about as much work as a problem with an n x n matrix and m columns. It is compared with
-// serial_order to decide whether one item is worth several threads.
-[[gnu::always_inline]] inline index_t equivalent_order(index_t n, index_t m) { return std::max(n, std::min(m, 2 * n)); }
+// The work of an item of a batch. Its `order`, that of a cube with about as much work, is compared with serial_order to decide whether one
+// item is worth several threads. Its multiplications decide whether a batch of such items is.
+struct Work {
+    index_t order;
+    double multiplications;
+};
+
+[[gnu::always_inline]] inline Work measure_cube(index_t n) { return {n, double(n) * double(n) * double(n)}; }
+
+// The work of a problem with an n x n matrix and m columns.
+[[gnu::always_inline]] inline Work measure_columns(index_t n, index_t m) {
+    return {std::max(n, std::min(m, 2 * n)), double(n) * double(n) * double(m)};
+}
+// The same for columns that are independent of each other: all threads can share any number of them.
+[[gnu::always_inline]] inline Work measure_right_side(index_t n, index_t m) {
+    const Work work = measure_columns(n, m);
+    return {std::max(work.order, index_t(__builtin_cbrt(work.multiplications))), work.multiplications};
+}
 
 // The time of one group of matrices of order 64, one per lane, as a multiple of LAPACK's time for one of them. Above lane_limit a group no
 // longer fits into the innermost cache.

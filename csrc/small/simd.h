@@ -37,6 +37,19 @@ struct Simd {
 #endif
     }
 
+    // Returns the sum of the lanes, by halves.
+    [[gnu::always_inline]] static T add_lanes(Vec x) {
+        if constexpr (W == 1) {
+            return x[0];
+        } else {
+            using Half = Simd<T, Bytes / 2>;
+            typename Half::Vec low, high;
+            __builtin_memcpy(&low, &x, sizeof low);
+            __builtin_memcpy(&high, reinterpret_cast<const char*>(&x) + sizeof low, sizeof high);
+            return Half::add_lanes(low + high);
+        }
+    }
+
     // Transposes the W x W block held in x, by exchanging half-blocks of size W/2, W/4, ..., 1.
     [[gnu::always_inline]] static void transpose(Vec (&x)[W]) { exchange<W / 2>(x); }
 
