@@ -157,8 +157,7 @@ struct Plan {
     // The same for Cholesky factorisations on few and on many threads (on one thread: never).
     index_t vendor_potrf_few_f32 = 0, vendor_potrf_few_f64 = 0;
     index_t vendor_potrf_many_f32 = 0, vendor_potrf_many_f64 = 0;
-    // From this order on, solves with one or two columns are the BLAS library's, on a column-major copy, and from three and eight
-    // times this order on those with more; 0: never.
+    // From this order on, solves with one column are the BLAS library's, and up to a few times this order those with two; 0: never.
     index_t narrow_solve = 64;
     // A solve by the BLAS library up to this order runs on one thread.
     index_t vendor_trsm_serial = 96;
@@ -241,15 +240,14 @@ template <class T>
     return least > 0 && n >= least;
 }
 
-// Whether a triangle of order n is solved with m columns by the BLAS library, on a copy of the columns that is column-major. The
-// core's own product computes whole vectors of columns; the library's routine walks down the columns. Time of the latter divided by
-// that of the recursion (AMD EPYC, 1 thread, float32 / float64): m = 1, n >= 100 0.5 to 0.7; m = 2 to 8, n = 300 0.3 to 0.7 / 0.4 to
-// 0.85, n = 1000 0.3 to 0.4 / 0.4 to 0.6; m = 16 and 32, n = 1000 1.5 / 0.6 and 0.7.
+// Whether a triangle of order n is solved with m columns by the BLAS library, on a copy of the columns that is column-major. Time of its
+// routine divided by that of the recursion, whose products have kernels for few columns (AMD EPYC, 1 thread, float32 / float64): m = 1,
+// n = 64 to 1000 0.7 to 0.8; m = 2, n = 64 0.9 / 0.85, n = 200 0.92 / 1.2, n = 600 1.1 / 1.8; m = 4, n = 64 to 135 1.0, n >= 200 1.1 to 1.5 /
+// 1.3 to 2.1.
 template <class T>
 [[gnu::always_inline]] inline bool uses_narrow_trsm(index_t n, index_t m) {
     const index_t least = current.narrow_solve;
-    if (least == 0 || n < least) return false;
-    return m <= 2 || (m <= 8 && n >= 3 * least) || (sizeof(T) == 8 && m <= 32 && n >= 8 * least);
+    return least > 0 && n >= least && (m == 1 || (m == 2 && n < (sizeof(T) == 4 ? 6 : 3) * least));
 }
 
 // Side of the tiles of a triangular product: every thread gets some tiles, and each is large enough for a fast product.

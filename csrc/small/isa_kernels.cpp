@@ -15,8 +15,6 @@ namespace lapgrad::isa::LAPGRAD_ISA {
 namespace {
 #include "small/simd.h"
 
-#include "small/columns.h"
-
 #include "small/product.h"
 
 #include "small/reverse_blocks.h"

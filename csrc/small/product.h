@@ -260,6 +260,7 @@ bool multiply_slim(T alpha, View<const T> A, View<const T> B, bool accumulate, V
     if (m <= few_lines && B.row_stride == 1 && A.cols >= least_sum_vectors * W) {
         View<const T> rows = A;
         if (A.col_stride != 1) {
+            if (C.cols <= few_lines) return false;  // to copy A would take as long as the product
             pack<T>(A, T(1), scratch, A.cols);
             rows = {scratch, m, A.cols, A.cols, 1};
         }
