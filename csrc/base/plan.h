@@ -42,6 +42,11 @@ static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limi
 constexpr index_t chains = 4;
 // Rows that the kernels for triangles compute at a time.
 constexpr index_t rows_at_once = 4;
+// From this many elements on, the rest of an item after its whole vectors is transposed like these, and not moved number by number.
+constexpr index_t transposed_rest = 3;
+// Rows (or columns) of a product that are computed as sums over vectors, if these are at least this many vectors long, which is worth the
+// additions over the lanes; and rows that are computed together, with vectors of columns.
+constexpr index_t few_lines = 16, least_sum_vectors = 2, few_rows = 4;
 // The next items of a batch are prefetched up to this many bytes per item: the hardware does not predict that many short streams.
 constexpr std::size_t prefetched_item_bytes = 512;
 // A leaf reads a matrix in place if its rows are at most this many bytes apart; rows farther apart share cache sets.

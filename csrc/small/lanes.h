@@ -20,9 +20,6 @@ struct Group {
     index_t begin, filled;
 };
 
-// From this many elements on, the rest of an item after its whole vectors is transposed like these, and not moved number by number.
-constexpr index_t transposed_rest = 3;
-
 template <class T>
 void gather(const Batch<const T>& batch, Group<T> group, Vec<T>* buffer) {
     using S = Simd<T>;

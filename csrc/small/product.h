@@ -125,9 +125,6 @@ void compute_product(T alpha, View<const T> A, View<const T> B, bool accumulate,
 
 // Products with few rows of C, or few columns, which the tile above would compute with mostly empty registers.
 
-// Rows and columns that count as few, and the least sums (in vectors) that are worth the additions over the lanes of a vector.
-constexpr index_t few_lines = 16, few_rows = 4, least_sum_vectors = 2;
-
 // C(i, j) := alpha acc[i][j] (+ C(i, j)) for the entries of a vector in row i from column j on; the first `skipped` entries are left out.
 template <class T>
 [[gnu::always_inline]] inline void finish_entries(typename Simd<T>::Vec sum, T alpha, bool accumulate, View<T> C, index_t i, index_t j, index_t skipped) {
