@@ -28,6 +28,10 @@ struct Kernels {
     void (*copy)(View<const T> src, T scale, View<T> dst);
     // close (contiguous) := which entries of A, stored by rows, are close to those of B: see simd.h.
     void (*compare_close)(View<const T> A, View<const T> B, T rtol, T atol, bool* close);
+    // Sums of columns, and observations less a row: see simd.h.
+    void (*add_rows)(const T* x, index_t rows, index_t step, index_t width, double* total);
+    void (*subtract_row)(const T* x, index_t rows, index_t step, index_t width, const T* row, T* out, index_t out_step, T* largest,
+                         bool* has_nan);
     // C := alpha A B (+ C if accumulate). C has unit column stride, A and B any strides.
     void (*product)(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, T* scratch);
     // The same for one triangle of a square C. The other triangle is overwritten near the diagonal.

@@ -10,40 +10,51 @@
 
 namespace lapgrad {
 
+// Returns how many of `count` large items are left over by rounds in which each thread takes one. All threads then work on each of them:
+// otherwise most would wait while a few take the last ones. If many are left over, or there are many rounds, little is gained.
+inline index_t count_left_over(index_t count, index_t team) {
+    const index_t rest = count % team;
+    return count < plan::uneven_rounds * team && rest <= std::max<index_t>(1, team / 4) ? rest : 0;
+}
+
 // Calls body(item, parallel) for every item: items in parallel if there are enough of them or they are small, otherwise one
-// after the other with all threads on each (`parallel`). `order` measures the work of an item; see plan::equivalent_order.
+// after the other with all threads on each (`parallel`).
 template <class F>
-void for_items(index_t count, index_t order, index_t serial_order, F body) {
-    const bool inside = order > serial_order;
+void for_items(index_t count, plan::Work item, index_t serial_order, F body) {
+    const bool inside = item.order > serial_order;
     const auto runs_in_parallel = [&](int team) { return count > 1 && (count >= team || !inside) && blas::serial_in_parallel_region; };
-    const double work = double(count) * double(order) * double(order) * double(order);
+    const double work = double(count) * item.multiplications;
     const contention::LongLoop keep(work >= 2.0 * plan::long_multiplications && runs_in_parallel(parallel::pool_threads()));
     const int team = parallel::threads();
+    index_t done = 0;
     if (runs_in_parallel(team)) {
         const bool is_worth_threads = work >= 2.0 * plan::parallel_operations;
+        done = count - (inside ? count_left_over(count, team) : 0);
         // Several ranges per thread balance items that take different times.
-        const index_t size = is_worth_threads ? std::max<index_t>(1, count / (8 * team)) : count;
-        parallel::for_each((count + size - 1) / size, [&](index_t r) {
+        const index_t size = is_worth_threads ? std::max<index_t>(1, done / (8 * team)) : done;
+        parallel::for_each((done + size - 1) / size, [&](index_t r) {
             // Inside a team LAPACK would plan for threads that it does not get, and MKL's getrf would wait for them.
             const blas::OneThread alone(true);
-            for (index_t b = r * size; b < std::min(count, (r + 1) * size); ++b) body(b, false);
+            for (index_t b = r * size; b < std::min(done, (r + 1) * size); ++b) body(b, false);
         });
-        return;
+        if (done == count) return;
     }
     const blas::ThreadLimit limit(!inside ? 1 : team < parallel::pool_threads() ? team : 0);
-    for (index_t b = 0; b < count; ++b) body(b, inside && team > 1);
+    for (index_t b = done; b < count; ++b) body(b, inside && team > 1);
 }
 
 template <class F>
-void for_items(index_t count, index_t order, F body) {
-    for_items(count, order, plan::serial_order(parallel::threads()), body);
+void for_items(index_t count, plan::Work item, F body) {
+    for_items(count, item, plan::serial_order(parallel::threads()), body);
 }
 
 // Calls body(first, number) for parts of a batch whose intermediate results, `elements` numbers per item, stay within the cache. Parts run
-// in parallel; a batch that is one part runs with all threads at the disposal of the body.
-template <class F>
+// in parallel; a batch that is one part runs with all threads at the disposal of the body. Parts of small items are whole vectors of
+// lanes, if need be beyond the innermost cache: with a part of the lanes, kernels take as long.
+template <class T, class F>
 void for_parts(index_t count, index_t elements, F body) {
-    const index_t size = std::max<index_t>(1, plan::cached_elements / std::max<index_t>(1, elements));
+    const index_t lanes = isa::kernels<T>().lanes, fitting = plan::cached_elements / std::max<index_t>(1, elements);
+    const index_t size = elements > plan::cached_elements ? 1 : fitting < lanes ? lanes : fitting / lanes * lanes;
     if (count <= size || !blas::serial_in_parallel_region) return body(index_t(0), count);
     parallel::for_ranges(count, size, [&](index_t begin, index_t end) {
         const blas::OneThread alone(true);

@@ -42,6 +42,11 @@ static_assert(lane_scratch_bytes >= (2 * lane_eigen_limit + 5) * lane_eigen_limi
 constexpr index_t chains = 4;
 // Rows that the kernels for triangles compute at a time.
 constexpr index_t rows_at_once = 4;
+// From this many elements on, the rest of an item after its whole vectors is transposed like these, and not moved number by number.
+constexpr index_t transposed_rest = 3;
+// Rows (or columns) of a product that are computed as sums over vectors, if these are at least this many vectors long, which is worth the
+// additions over the lanes; and rows that are computed together, with vectors of columns.
+constexpr index_t few_lines = 16, least_sum_vectors = 2, few_rows = 4;
 // The next items of a batch are prefetched up to this many bytes per item: the hardware does not predict that many short streams.
 constexpr std::size_t prefetched_item_bytes = 512;
 // A leaf reads a matrix in place if its rows are at most this many bytes apart; rows farther apart share cache sets.
@@ -71,6 +76,10 @@ constexpr index_t shared_multiplications = 1 << 22, shared_columns = 48;
 constexpr double long_multiplications = 4e8;
 // From this order on LAPACK's syevd of one matrix chooses its threads by itself: 6 to 24 % less time at orders 48 to 120.
 constexpr index_t serial_eigen_order = 32;
+// Up to this many rounds of items, one per thread, the items that are left over are shared by all threads.
+constexpr index_t uneven_rounds = 8;
+// Short rows of observations that are next to each other are taken together, as rows of about this many numbers.
+constexpr index_t long_row = 256;
 // Slices of a right-hand side per thread while other programs use the cores.
 constexpr index_t contended_slices = 4;
 // Up to this many threads the algorithms for "few" threads run.
@@ -98,6 +107,9 @@ constexpr index_t locked_operations = 50000;
 constexpr index_t small_product = 48 * 48 * 48, batched_product = 128 * 128 * 128;
 // Up to this many bytes of a row of A both triangles of A A' are computed: copying one would take longer.
 constexpr index_t short_sum_bytes = 64;
+// A product with one long side is computed by the core's own kernel if it has at most this many rows or columns. Time of MKL divided by that
+// of the core (AMD EPYC, 1 thread): 2502 x 9 times 9 x 3 2.5.
+constexpr index_t narrow_side = 8;
 // The entries of a product are summed one by one if it has at most this many rows and columns, and sums of at least this length.
 constexpr index_t few_sums = 4, long_sum = 64;
 // Order up to which cotangents of some eigenvectors are filled up with zeros: one kernel for all takes less time than the dozens of
@@ -106,6 +118,8 @@ constexpr index_t padded_order = 256;
 // Functions that consist of several operators are one call of the core for matrices of up to this many entries. For larger ones the
 // memory of that call counts more than the time that it saves.
 constexpr index_t composed_entries = 1 << 14;
+// Rows or columns of data up to which principal components are one call, however many columns or rows there are.
+constexpr index_t few_variables = 64;
 // Order up to which the gradient of a symmetric inverse is computed in buffers of the core; beyond, memory counts more than calls.
 constexpr index_t buffered_congruence = 128;
 // Runs of a packed triangle up to this many numbers are copied in a loop, longer ones by memcpy.
@@ -148,8 +162,8 @@ struct Plan {
     // The same for Cholesky factorisations on few and on many threads (on one thread: never).
     index_t vendor_potrf_few_f32 = 0, vendor_potrf_few_f64 = 0;
     index_t vendor_potrf_many_f32 = 0, vendor_potrf_many_f64 = 0;
-    // From this order on, solves with one or two columns are the BLAS library's, on a column-major copy, and from some multiples of this
-    // order on those with more; 0: never.
+    // From this order on, solves with one column are the BLAS library's, on a column-major copy, and within some multiples of this order
+    // those with more; 0: never.
     index_t narrow_solve = 64;
     // A solve by the BLAS library up to this order runs on one thread.
     index_t vendor_trsm_serial = 96;
@@ -232,20 +246,18 @@ template <class T>
     return least > 0 && n >= least;
 }
 
-// Whether a triangle of order n is solved with m columns by the BLAS library, on a copy of the columns that is column-major. The
-// library's routine walks down the columns, the core's own product computes several rows or columns at a time. Time of the former divided by
-// that of the recursion (AMD EPYC, 1 thread, float32 / float64):
-//     with MKL's products: m = 1, n >= 100 0.5 to 0.7; m = 2 to 8, n = 300 0.3 to 0.7 / 0.4 to 0.85, n = 1000 0.3 to 0.4 / 0.4 to 0.6;
-//     m = 16 and 32, n = 1000 1.5 / 0.6 and 0.7
-//     with own blocks: m = 1, n >= 200 0.4 to 0.7; m = 2 0.5 to 1.1; m = 3 and 4 1.0 to 1.5 for a triangle by columns, 0.7 to 1.2 by rows;
-//     m = 6 1.5 to 2.2 and 1.0 to 1.4; m = 8 1.1 to 2.5; m = 16 and 32 in float64 1.4 to 3.3
+// Whether a triangle of order n is solved with m columns by the BLAS library, on a copy of the columns that is column-major. Time of its
+// routine divided by that of the recursion (AMD EPYC, 1 thread, float32 / float64):
+//     with own blocks, and the kernels for few columns: m = 1, n = 64 to 1000 0.7 to 0.8; m = 2, n = 64 0.9 / 0.85, n = 200 0.92 / 1.2, n = 600
+//     1.1 / 1.8; m = 4, n = 64 to 135 1.0, n >= 200 1.1 to 1.5 / 1.3 to 2.1
+//     with MKL's products, before there were these kernels: m = 1, n >= 100 0.5 to 0.7; m = 2 to 8, n = 300 0.3 to 0.7 / 0.4 to 0.85,
+//     n = 1000 0.3 to 0.4 / 0.4 to 0.6; m = 16 and 32, n = 1000 1.5 / 0.6 and 0.7
 template <class T>
-[[gnu::always_inline]] inline bool uses_narrow_trsm(index_t n, index_t m, bool by_rows) {
+[[gnu::always_inline]] inline bool uses_narrow_trsm(index_t n, index_t m) {
     const index_t least = current.narrow_solve;
     if (least == 0 || n < least) return false;
-    if (m <= 2) return true;
-    if (current.own_blocks) return m <= (sizeof(T) == 4 ? 6 : 4) && by_rows && n >= 3 * least;
-    return (m <= 8 && n >= 3 * least) || (sizeof(T) == 8 && m <= 32 && n >= 8 * least);
+    if (current.own_blocks) return m == 1 || (m == 2 && n < (sizeof(T) == 4 ? 6 : 3) * least);
+    return m <= 2 || (m <= 8 && n >= 3 * least) || (sizeof(T) == 8 && m <= 32 && n >= 8 * least);
 }
 
 // Side of the tiles of a triangular product: every thread gets some tiles, and each is large enough for a fast product.
@@ -264,9 +276,24 @@ template <class T>
     return std::max(current.slice_columns, std::min(largest_slice, (n / 8 + 31) / 32 * 32));
 }
 
-// The order of a cube with about as much work as a problem with an n x n matrix and m columns. It is compared with
-// serial_order to decide whether one item is worth several threads.
-[[gnu::always_inline]] inline index_t equivalent_order(index_t n, index_t m) { return std::max(n, std::min(m, 2 * n)); }
+// The work of an item of a batch. Its `order`, that of a cube with about as much work, is compared with serial_order to decide whether one
+// item is worth several threads. Its multiplications decide whether a batch of such items is.
+struct Work {
+    index_t order;
+    double multiplications;
+};
+
+[[gnu::always_inline]] inline Work measure_cube(index_t n) { return {n, double(n) * double(n) * double(n)}; }
+
+// The work of a problem with an n x n matrix and m columns.
+[[gnu::always_inline]] inline Work measure_columns(index_t n, index_t m) {
+    return {std::max(n, std::min(m, 2 * n)), double(n) * double(n) * double(m)};
+}
+// The same for columns that are independent of each other: all threads can share any number of them.
+[[gnu::always_inline]] inline Work measure_right_side(index_t n, index_t m) {
+    const Work work = measure_columns(n, m);
+    return {std::max(work.order, index_t(__builtin_cbrt(work.multiplications))), work.multiplications};
+}
 
 // The time of one group of matrices of order 64, one per lane, as a multiple of LAPACK's time for one of them. Above lane_limit a group no
 // longer fits into the innermost cache.

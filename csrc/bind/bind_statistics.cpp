@@ -89,10 +89,10 @@ nb::object eigh_fn_vjp(nb::handle u, nb::handle eigenvalues, nb::handle cotangen
     return ga;
 }
 
-// (components, variance, mean, scores) for k components.
+// (components, variance, mean, scores) for k components, of small or long data: centred data are needed one way or the other.
 nb::object pca(nb::handle x, index_t k) {
     TensorOperand X;
-    if (!is_plain_eager() || !describe_tensor(x, X) || !is_small(X)) return nb::none();
+    if (!is_plain_eager() || !describe_tensor(x, X) || (!is_small(X) && std::min(X.rows, X.cols) > plan::few_variables)) return nb::none();
     const index_t n = X.rows, d = X.cols, count = X.count;
     if (k < 1 || k > std::min(n, d)) return nb::none();
     const NewTensor components = allocate_matrix(X, k, d), variance = allocate_vector(X, k), mean = allocate_vector(X, d),

@@ -17,7 +17,7 @@ void cho_solve_batch(Batch<const T> L, Batch<const T> A, Batch<T> X) {
         });
         return;
     }
-    for_items(A.count, plan::equivalent_order(n, m), [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_right_side(n, m), [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), X[b], parallel);
         trsm<T>(L[b], true, X[b], parallel);
         trsm<T>(L[b].t(), false, X[b], parallel);
@@ -28,7 +28,7 @@ void cho_solve_batch(Batch<const T> L, Batch<const T> A, Batch<T> X) {
 template <class T>
 void cho_solve_vjp_batch(Batch<const T> L, Batch<const T> X, Batch<const T> gX, Batch<T> gL, Batch<T> gB) {
     const index_t n = X.rows, m = X.cols;
-    for_parts(X.count, n * (n + 4 * m), [&](index_t first, index_t number) {
+    for_parts<T>(X.count, n * (n + 4 * m), [&](index_t first, index_t number) {
         const Batch<const T> l = L.part(first, number), x = X.part(first, number);
         const Batch<T> gb = gB.part(first, number);
         const BatchBuffer<T> Z(number, n, m), W(number, n, m);

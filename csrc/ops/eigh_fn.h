@@ -83,7 +83,7 @@ template <class T>
 bool eigh_fn_batch(Batch<const T> U, const T* eigenvalues, MatrixFunction f, T tol, Batch<T> B) {
     const index_t n = U.rows;
     std::atomic<bool> finite{true};
-    for_parts(U.count, 3 * n * n, [&](index_t first, index_t number) {
+    for_parts<T>(U.count, 3 * n * n, [&](index_t first, index_t number) {
         const Batch<const T> vectors = U.part(first, number);
         const BatchBuffer<T> scaled(number, n, n);
         for (index_t b = 0; b < number; ++b) {
@@ -105,7 +105,7 @@ bool eigh_fn_batch(Batch<const T> U, const T* eigenvalues, MatrixFunction f, T t
 template <class T>
 void eigh_fn_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gB, MatrixFunction f, T tol, Batch<T> gA) {
     const index_t n = U.rows;
-    for_parts(U.count, 5 * n * n, [&](index_t first, index_t number) {
+    for_parts<T>(U.count, 5 * n * n, [&](index_t first, index_t number) {
         const Batch<const T> vectors = U.part(first, number);
         const BatchBuffer<T> one(number, n, n), other(number, n, n);
         syrk_vjp_batch<T>(vectors.t(), gB.part(first, number), one.all());  // (gB + gB') U'

@@ -31,34 +31,6 @@
 
 namespace lapgrad {
 
-// gemm on all threads for slim products, which BLAS would not share: the long side is split among the threads. If that is the
-// side summed over, each thread computes a partial sum.
-template <class T>
-void gemm_on_all_threads(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool parallel) {
-    const index_t m = C.rows, n = C.cols, k = A.cols;
-    const int team = parallel ? parallel::threads() : 1;
-    if (team == 1 || !is_slim<T>(m, n, k) || m * n * k < plan::parallel_multiplications) return gemm<T>(alpha, A, B, accumulate, C);
-    if (m > n && m > k) return gemm_on_all_threads<T>(alpha, B.t(), A.t(), accumulate, C.t(), true);
-    const index_t width = (std::max(n, k) / team + plan::width_multiple - 1) / plan::width_multiple * plan::width_multiple;
-    if (n >= k) {
-        parallel::for_each((n + width - 1) / width, [&](index_t s) {
-            const index_t j = s * width, c = std::min(width, n - j);
-            gemm<T>(alpha, A, B.columns(j, c), accumulate, C.columns(j, c));
-        });
-        return;
-    }
-    const index_t parts = (k + width - 1) / width;
-    const Buffer<T> sums = allocate<T>((parts - 1) * m * n);
-    const auto part = [&](index_t s) { return View<T>{sums.get() + (s - 1) * m * n, m, n, n, 1}; };
-    parallel::for_each(parts, [&](index_t s) {
-        const index_t p = s * width, d = std::min(width, k - p);
-        gemm<T>(alpha, A.columns(p, d), B.block(p, 0, d, n), s == 0 && accumulate, s == 0 ? C : part(s));
-    });
-    for (index_t s = 1; s < parts; ++s)
-        for (index_t i = 0; i < m; ++i)
-            for (index_t j = 0; j < n; ++j) C(i, j) += part(s)(i, j);
-}
-
 // Whether a block of m rows and n columns has enough work for several threads.
 inline bool is_worth_threads(index_t m, index_t n, bool parallel) {
     const double serial = static_cast<double>(plan::serial_order(parallel::threads()));
@@ -386,7 +358,7 @@ std::pair<index_t, int> gelqf_batch(Batch<const T> A, Batch<T> Q, Batch<T> L, bo
             isa::kernels<T>().lane_gelqf(A, Q, L, positive, begin, end, thread_scratch());
         });
     else if (r > 0)
-        for_items(A.count, plan::equivalent_order(std::min(m, n), std::max(m, n)), [&](index_t b, bool parallel) {
+        for_items(A.count, plan::measure_columns(std::min(m, n), std::max(m, n)), [&](index_t b, bool parallel) {
             if (Q.data) return factor_lq<T>(A[b], Q[b], L[b], positive, parallel);
             // A tall matrix is reduced in the memory of L, which is as large as A.
             const Buffer<T> memory = allocate<T>(m > n ? 0 : m * n);
@@ -416,7 +388,7 @@ void gelqf_vjp_batch(Batch<const T> Q, Batch<const T> L, Batch<const T> gQ, Batc
         return for_lane_ranges<T>(gA.count, 4 * std::min(m, n) * m * n, [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_gelqf_vjp(Q, L, gQ, gL, gA, begin, end, thread_scratch());
         });
-    for_items(gA.count, plan::equivalent_order(std::min(m, n), std::max(m, n)), [&](index_t b, bool parallel) {
+    for_items(gA.count, plan::measure_columns(std::min(m, n), std::max(m, n)), [&](index_t b, bool parallel) {
         reverse_lq<T>(Q[b], L[b], gQ.data ? gQ[b] : gQ[0], gL.data ? gL[b] : gL[0], gA[b], parallel);
     });
 }
@@ -429,7 +401,7 @@ void gelqf_l_vjp_batch(Batch<const T> A, Batch<const T> L, Batch<const T> gL, Ba
         return for_lane_ranges<T>(A.count, 3 * std::min(m, n) * m * n, [&](index_t begin, index_t end) {
             isa::kernels<T>().lane_gelqf_l_vjp(A, L, gL, gA, begin, end, thread_scratch());
         });
-    for_items(A.count, plan::equivalent_order(std::min(m, n), std::max(m, n)),
+    for_items(A.count, plan::measure_columns(std::min(m, n), std::max(m, n)),
               [&](index_t b, bool parallel) { reverse_l<T>(A[b], L[b], gL[b], gA[b], parallel); });
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/blas.h"
+#include "base/buffer.h"
 #include "base/isa.h"
 #include "base/parallel.h"
 #include "base/plan.h"
@@ -25,36 +26,20 @@ bool is_slim(index_t m, index_t n, index_t k) {
 // reads the matrix once: packing it first would take 1.7 to 3.4 times as long (orders 200 to 2000).
 inline bool uses_own_blocks(index_t m, index_t n, index_t k) { return plan::current.own_blocks && std::min({m, n, k}) > 1; }
 
-// The product of a row and a column, in sums that do not wait for each other.
+// Whether a product has few entries and long sums over numbers that are not next to each other: the product kernel would pack panels that
+// are mostly padding.
 template <class T>
-T multiply_row(View<const T> a, View<const T> b) {
-    constexpr index_t chains = 16;
-    T sums[chains] = {};
-    index_t p = 0;
-    if (a.col_stride == 1 && b.row_stride == 1)
-        for (; p + chains <= a.cols; p += chains)
-            for (index_t i = 0; i < chains; ++i) sums[i] += a.data[p + i] * b.data[p + i];
-    for (; p < a.cols; ++p) sums[0] += a(0, p) * b(p, 0);
-    T sum = 0;
-    for (const T part : sums) sum += part;
-    return sum;
+bool has_few_sums(View<const T> A, View<const T> B) {
+    return std::max(A.rows, B.cols) <= plan::few_sums && A.cols >= plan::long_sum && (A.col_stride != 1 || B.row_stride != 1);
 }
-
-// Whether a product has few entries and long sums: the product kernel would pack panels that are mostly padding.
-inline bool has_few_sums(index_t m, index_t n, index_t k) { return std::max(m, n) <= plan::few_sums && k >= plan::long_sum; }
 
 template <class T>
 using FewSums = T[plan::few_sums][plan::few_sums];
 
-// sums := A B, entry by entry or, if B is stored by rows, row of B by row. They begin as zeros.
+// sums := A B, row of B by row. They begin as zeros.
 template <class T>
 void add_few_sums(View<const T> A, View<const T> B, FewSums<T>& sums) {
     const index_t m = A.rows, n = B.cols, k = A.cols;
-    if (A.col_stride == 1 && B.row_stride == 1) {
-        for (index_t i = 0; i < m; ++i)
-            for (index_t j = 0; j < n; ++j) sums[i][j] = multiply_row<T>(A.block(i, 0, 1, k), B.block(0, j, k, 1));
-        return;
-    }
     // Partial sums, so that an addition does not wait for the one before it.
     constexpr index_t chains = 4;
     FewSums<T> parts[chains] = {};
@@ -69,7 +54,7 @@ template <class T>
 void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     const index_t m = C.rows, n = C.cols, k = A.cols;
     if (m == 0 || n == 0 || (k == 0 && accumulate)) return;
-    if (has_few_sums(m, n, k)) {
+    if (has_few_sums<T>(A, B)) {
         FewSums<T> sums = {};
         add_few_sums<T>(A, B, sums);
         for (index_t i = 0; i < m; ++i)
@@ -104,6 +89,34 @@ void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C)
     const index_t blocks = down * ((n + width - 1) / width);
     if (team > 1) return parallel::for_each(blocks, compute_block);
     for (index_t block = 0; block < blocks; ++block) compute_block(block);
+}
+
+// gemm on all threads for slim products, which BLAS would not share: the long side is split among the threads. If that is the
+// side summed over, each thread computes a partial sum.
+template <class T>
+void gemm_on_all_threads(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, bool parallel) {
+    const index_t m = C.rows, n = C.cols, k = A.cols;
+    const int team = parallel ? parallel::threads() : 1;
+    if (team == 1 || !is_slim<T>(m, n, k) || m * n * k < plan::parallel_multiplications) return gemm<T>(alpha, A, B, accumulate, C);
+    if (m > n && m > k) return gemm_on_all_threads<T>(alpha, B.t(), A.t(), accumulate, C.t(), true);
+    const index_t width = (std::max(n, k) / team + plan::width_multiple - 1) / plan::width_multiple * plan::width_multiple;
+    if (n >= k) {
+        parallel::for_each((n + width - 1) / width, [&](index_t s) {
+            const index_t j = s * width, c = std::min(width, n - j);
+            gemm<T>(alpha, A, B.columns(j, c), accumulate, C.columns(j, c));
+        });
+        return;
+    }
+    const index_t parts = (k + width - 1) / width;
+    const Buffer<T> sums = allocate<T>((parts - 1) * m * n);
+    const auto part = [&](index_t s) { return View<T>{sums.get() + (s - 1) * m * n, m, n, n, 1}; };
+    parallel::for_each(parts, [&](index_t s) {
+        const index_t p = s * width, d = std::min(width, k - p);
+        gemm<T>(alpha, A.columns(p, d), B.block(p, 0, d, n), s == 0 && accumulate, s == 0 ? C : part(s));
+    });
+    for (index_t s = 1; s < parts; ++s)
+        for (index_t i = 0; i < m; ++i)
+            for (index_t j = 0; j < n; ++j) C(i, j) += part(s)(i, j);
 }
 
 }  // namespace lapgrad

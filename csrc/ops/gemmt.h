@@ -52,11 +52,8 @@ bool is_transpose(Batch<const T> A, Batch<const T> B) {
 template <class T>
 void gemmt_diagonal(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C, Upper upper) {
     const index_t n = C.rows, k = A.cols;
-    if (n == 1) {
-        C(0, 0) = alpha * multiply_row<T>(A, B) + (accumulate ? C(0, 0) : T(0));
-        return;
-    }
-    if (has_few_sums(n, n, k)) {
+    if (n == 1) return gemm<T>(alpha, A, B, accumulate, C);
+    if (has_few_sums<T>(A, B)) {
         FewSums<T> sums = {};
         add_few_sums<T>(A, B, sums);
         for (index_t i = 0; i < n; ++i)
@@ -123,7 +120,7 @@ void gemmt_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<T> C, bool s
     if (C.count == 1 && std::max(n, k) <= isa::leaf)  // No BLAS is called: its threads need no limit.
         return gemmt<T>(alpha, A[0], B[0], false, C[0], symmetric ? Upper::mirror : Upper::clear, false);
     const contention::LongLoop keep(double(n) * double(n) * double(k) >= 2 * plan::long_multiplications);
-    for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
+    for_items(C.count, plan::measure_columns(n, k), [&](index_t b, bool parallel) {
         gemmt<T>(alpha, A[b], B[b], false, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
     });
 }
@@ -156,7 +153,7 @@ void gemmt_sum_batch(T alpha, Batch<const T> A, Batch<const T> B, Batch<const T>
         });
         return;
     }
-    for_items(C.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
+    for_items(C.count, plan::measure_columns(n, k), [&](index_t b, bool parallel) {
         gemmt<T>(alpha, A[b], B[b], false, C[b], Upper::scribble, parallel);
         gemmt<T>(alpha, D[b], E[b], k > 0, C[b], symmetric ? Upper::mirror : Upper::clear, parallel);
     });

@@ -131,9 +131,11 @@ void solve_with_factors(View<const T> F, const pivot_t* pivots, View<const T> B,
     if (back != T(1)) copy<T>(X, back, X, parallel);
 }
 
-// The order of a cube with as much work as a solve of n equations with m right-hand sides. for_items compares it with the
-// plan's thresholds to choose between one thread and several per item.
-inline index_t order_of_work(index_t n, index_t m) { return index_t(std::cbrt(double(n) * double(n) * double(m))); }
+// The work of a solve of n equations with m right-hand sides, from factors.
+inline plan::Work measure_solve(index_t n, index_t m) {
+    const double multiplications = double(n) * double(n) * double(m);
+    return {index_t(std::cbrt(multiplications)), multiplications};
+}
 
 // Whether a batch of systems of n equations is solved with one item per lane.
 template <class T>
@@ -153,7 +155,7 @@ void gesv_batch(Batch<const T> A, Batch<const T> B, Batch<T> X, bool transposed,
         });
         return;
     }
-    for_items(A.count, n, [&](index_t b, bool parallel) {
+    for_items(A.count, {n, double(n) * double(n) * double(n + B.cols)}, [&](index_t b, bool parallel) {
         pivot_t* const exchanges = pivots + b * (n + 1);
         T scale = 1;
         if (n <= plan::loop_order) {
@@ -181,7 +183,7 @@ void gesv_factored_batch(Batch<T> F, pivot_t* pivots, Batch<const T> B, Batch<T>
         });
         return;
     }
-    for_items(B.count, order_of_work(n, B.cols), [&](index_t b, bool parallel) {
+    for_items(B.count, measure_solve(n, B.cols), [&](index_t b, bool parallel) {
         solve_with_factors<T>(F[b], pivots + b * (n + 1), B[b], X[b], transposed, parallel);
     });
 }

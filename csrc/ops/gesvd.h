@@ -15,10 +15,17 @@ namespace lapgrad {
 template <class T>
 bool is_finite(View<const T> A) {
     if (A.col_stride != 1) A = A.t();
+    // Several sums, so that an addition does not wait for the one before it.
+    constexpr index_t chains = 16;
     for (index_t i = 0; i < A.rows; ++i) {
-        T nothing = 0;
-        for (index_t j = 0; j < A.cols; ++j) nothing += A(i, j) * T(0);
-        if (nothing != T(0)) return false;
+        const T* const row = A.at(i, 0);
+        T nothing[chains] = {}, sum = 0;
+        index_t j = 0;
+        for (; j + chains <= A.cols; j += chains)
+            for (index_t c = 0; c < chains; ++c) nothing[c] += row[j + c] * T(0);
+        for (; j < A.cols; ++j) sum += A(i, j) * T(0);
+        for (const T part : nothing) sum += part;
+        if (sum != T(0)) return false;
     }
     return true;
 }
@@ -27,9 +34,7 @@ bool is_finite(View<const T> A) {
 // size is at least svd_same_size times the largest.
 template <class T>
 void fix_sign(View<T> U, View<T> V, index_t i) {
-    T largest = 0;
-    for (index_t r = 0; r < U.cols; ++r) largest = std::max(largest, std::abs(U(i, r)));
-    largest *= T(svd_same_size);
+    const T largest = find_largest_entry<T>(U.block(i, 0, 1, U.cols)) * T(svd_same_size);
     for (index_t r = 0; r < U.cols; ++r) {
         if (!(std::abs(U(i, r)) >= largest)) continue;
         if (U(i, r) >= T(0)) return;
@@ -45,6 +50,13 @@ void fix_signs(View<T> U, View<T> V, bool parallel) {
         for (index_t i = begin; i < end; ++i) fix_sign<T>(U, V, i);
     });
 }
+
+// How much memory LAPACK's gesdd has asked for.
+struct WorkspaceOfGesdd {
+    blas::blas_int m = 0, n = 0;
+    bool vectors = false;
+    blas::blas_int size = 0;
+};
 
 // Calls LAPACK's divide and conquer and returns its info. A row-major m x n matrix is the column-major n x m matrix
 // A' = V' diag(S) U: LAPACK's u is V' by columns, which is V by rows; its vt is U by columns, and has to be transposed. If U is as
@@ -63,15 +75,20 @@ blas::blas_int call_gesdd(View<const T> A, View<T> U, T* S, View<T> V, bool para
     const char* job = vectors ? "S" : "N";
     const blas::blas_int ldu = vectors ? m : 1, ldvt = vectors ? small : 1;
     blas::blas_int info = 0, size = -1;
-    T wanted = 0;
     const auto call = [&](T* work) {
         lapack::routines<T>().gesdd(job, &m, &n, copied, &m, S, V.data, &ldu, transposed_U.get(), &ldvt, work, &size,
                                     integers.get(), &info);
     };
-    call(&wanted);
-    if (info != 0) return info;
-    // LAPACK returns the size as a T. A float holds integers up to 2^24 exactly; larger sizes may have been rounded down.
-    size = narrow(static_cast<index_t>(wanted * (1 + std::numeric_limits<T>::epsilon())) + 1);
+    // The items of a batch need the same workspace, and to ask for its size takes as long as a small matrix.
+    thread_local WorkspaceOfGesdd known;
+    if (known.m != m || known.n != n || known.vectors != vectors) {
+        T wanted = 0;
+        call(&wanted);
+        if (info != 0) return info;
+        // LAPACK returns the size as a T. A float holds integers up to 2^24 exactly; larger sizes may have been rounded down.
+        known = {m, n, vectors, narrow(static_cast<index_t>(wanted * (1 + std::numeric_limits<T>::epsilon())) + 1)};
+    }
+    size = known.size;
     call(allocate<T>(size).get());
     if (info == 0 && vectors) copy<T>(View<const T>{transposed_U.get(), k, U.cols, 1, k}, T(1), U, parallel);
     return info;
@@ -175,7 +192,7 @@ void gesvd_batch(Batch<const T> A, Batch<T> U, Batch<T> S, Batch<T> V, std::int3
         }
         return;
     }
-    for_items(A.count, plan::equivalent_order(k, side), on_lapack);
+    for_items(A.count, plan::measure_columns(k, side), on_lapack);
 }
 
 }  // namespace lapgrad

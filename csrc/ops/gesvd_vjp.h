@@ -341,7 +341,7 @@ void gesvd_vjp_batch(const SvdGradient<T>& g) {
         });
         return;
     }
-    for_items(g.U.count, plan::equivalent_order(k, n), [&](index_t b, bool parallel) { gesvd_vjp_item<T>(g, b, parallel); });
+    for_items(g.U.count, plan::measure_columns(k, n), [&](index_t b, bool parallel) { gesvd_vjp_item<T>(g, b, parallel); });
 }
 
 }  // namespace lapgrad

@@ -261,7 +261,7 @@ void inverse_batch(Batch<const T> A, Batch<T> B, std::int32_t* status) {
             if (status[b]) set_identity<T>(B[b]);
         return;
     }
-    for_items(A.count, n, [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), B[b], parallel);
         const View<T> F = view_column_major<T>(B[b]);
         const T scale = range_scale<T>(find_largest_entry<T>(F));
@@ -291,7 +291,7 @@ void inverse_vjp_batch(Batch<const T> B, Batch<const T> gB, Batch<T> gA) {
         return;
     }
     const contention::LongLoop keep(double(n) * double(n) * double(n) >= plan::long_multiplications);
-    for_items(B.count, n, [&](index_t b, bool) {
+    for_items(B.count, plan::measure_cube(n), [&](index_t b, bool) {
         const Buffer<T> entries = allocate<T>(n * n);
         const View<T> middle{entries.get(), n, n, n, 1};
         gemm<T>(1, B[b].t(), gB[b], false, middle);
@@ -311,7 +311,7 @@ void determinant_batch(Batch<const T> A, T* first, T* second, Batch<T> F, pivot_
         });
         return;
     }
-    for_items(A.count, n, [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         alignas(64) T local_factors[isa::leaf * isa::leaf];
         pivot_t local_pivots[isa::leaf];
         const View<T> factors = F.data ? F[b] : View<T>{local_factors, n, n, 1, std::max<index_t>(n, 1)};
@@ -344,7 +344,7 @@ void determinant_vjp_batch(Batch<const T> A, Batch<const T> F, const pivot_t* pi
             if (status[b]) set_zero<T>(gA[b]);
         return;
     }
-    for_items(A.count, n, [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         const View<T> G = transposed[b];
         pivot_t local_pivots[isa::leaf];
         const pivot_t* exchanges = F.data ? pivots + b * n : local_pivots;

@@ -44,7 +44,7 @@ void lu_factor_vjp(View<const T> LU, const std::int32_t* pivots, View<const T> G
 
 template <class T>
 void lu_factor_vjp_batch(Batch<const T> LU, const std::int32_t* pivots, Batch<const T> G, Batch<T> gA) {
-    for_items(LU.count, LU.rows, [&](index_t b, bool parallel) {
+    for_items(LU.count, plan::measure_cube(LU.rows), [&](index_t b, bool parallel) {
         lu_factor_vjp<T>(LU[b], pivots + b * LU.rows, G[b], gA[b], parallel);
     });
 }

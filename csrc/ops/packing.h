@@ -122,13 +122,23 @@ void copy_entries(const T* source, index_t step, index_t count, T* target) {
     });
 }
 
-// Calls body with n as a constant, if n is from 2 to 8. Returns whether it did: loops over so few entries take longer than the entries.
+// Calls body with n as a constant, if n is from N to 8. Returns whether it did: loops over so few entries take longer than the entries.
 template <index_t N = 2, class F>
 bool with_short_side(index_t n, F body) {
     if constexpr (N > 8)
         return false;
     else
         return n == N ? (body(std::integral_constant<index_t, N>{}), true) : with_short_side<N + 1>(n, body);
+}
+
+// Calls body(item, n) for a memory pass over a batch of n x n matrices, with n as a constant, if n is from 1 to 8. Returns whether it did.
+template <class F>
+bool for_short_items(index_t n, index_t count, F body) {
+    return with_short_side<1>(n, [&](auto order) {
+        parallel::for_ranges(count, plan::parallel_elements / (order * order), [&](index_t begin, index_t end) {
+            for (index_t b = begin; b < end; ++b) body(b, order);
+        });
+    });
 }
 
 // d := the diagonals of A, n numbers per item.

@@ -93,7 +93,7 @@ void potrf_batch(Batch<const T> A, Batch<T> L, std::int32_t* info) {
             if (info[b]) set_identity<T>(L[b]);
         return;
     }
-    for_items(A.count, n, [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         copy_lower<T>(A[b], T(1), L[b], parallel);
         info[b] = factor_lower<T>(L[b], parallel);
         if (info[b])
@@ -118,7 +118,7 @@ void potrf_vjp_batch(Batch<const T> L, Batch<const T> gL, Batch<T> gA, const std
             if (has_failed(b)) set_zero<T>(gA[b]);
         return;
     }
-    for_items(L.count, n, [&](index_t b, bool parallel) {
+    for_items(L.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         if (has_failed(b)) return set_zero<T>(gA[b]);
         copy_lower<T>(gL[b], T(0.5), gA[b], parallel);
         reverse_lower<T>(L[b], gA[b], parallel);

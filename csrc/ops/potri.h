@@ -235,7 +235,7 @@ void potri_batch(Batch<const T> L, PotriUpdate<T> update, Batch<T> B) {
         });
         return;
     }
-    for_items(L.count, n, [&](index_t b, bool parallel) {
+    for_items(L.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         copy_lower<T>(L[b], T(1), B[b], parallel);
         invert_factored<T>(B[b], !update.weight, parallel);
         if (!update.weight) return;
@@ -256,7 +256,7 @@ void potri_vjp_batch(Batch<const T> L, Batch<const T> gB, Batch<T> gL) {
         });
         return;
     }
-    for_items(L.count, n, [&](index_t b, bool parallel) {
+    for_items(L.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         negate_symmetric_sum<T>(gB[b], gL[b], parallel);
         apply_congruence<T>(L[b], gL[b], parallel);
         solve_lower_part<T>(L[b], gL[b], parallel);

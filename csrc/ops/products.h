@@ -10,8 +10,11 @@
 
 namespace lapgrad {
 
-// The order of a cube with as many multiplications.
-inline index_t order_of_product(index_t m, index_t n, index_t k) { return index_t(std::cbrt(double(m) * double(n) * double(k))); }
+// The work of the product of an m x k and a k x n matrix.
+inline plan::Work measure_product(index_t m, index_t n, index_t k) {
+    const double multiplications = double(m) * double(n) * double(k);
+    return {index_t(std::cbrt(multiplications)), multiplications};
+}
 
 // Whether gemm_batch is as fast as torch: one product of any size, or a batch of small ones.
 template <class T>
@@ -30,6 +33,7 @@ void gemm_batch(T alpha, Batch<const T> A, Batch<const T> B, T beta, Batch<const
         const int team = is_small ? 1 : parallel::threads();
         const blas::ThreadLimit limit(!is_small && team < parallel::pool_threads() ? team : 0);
         if (adds) copy<T>(C[0], beta, D[0], !is_small);
+        if (std::min(m, n) <= plan::narrow_side && is_slim<T>(m, n, k)) return gemm_on_all_threads<T>(alpha, A[0], B[0], adds, D[0], !is_small);
         const bool is_own = is_small || (uses_own_blocks(m, n, k) && !is_slim<T>(m, n, k));
         return is_own ? gemm<T>(alpha, A[0], B[0], adds, D[0]) : blas::gemm<T>(alpha, A[0], B[0], T(adds), D[0]);
     }
@@ -39,7 +43,7 @@ void gemm_batch(T alpha, Batch<const T> A, Batch<const T> B, T beta, Batch<const
         });
         return;
     }
-    for_items(D.count, order_of_product(m, n, k), [&](index_t b, bool) {
+    for_items(D.count, measure_product(m, n, k), [&](index_t b, bool) {
         if (adds) copy<T>(C[b], beta, D[b], false);
         gemm<T>(alpha, A[b], B[b], adds, D[b]);
     });
@@ -56,7 +60,11 @@ void syrk_vjp_batch(Batch<const T> A, Batch<const T> gB, Batch<T> gA) {
         });
         return;
     }
-    for_items(A.count, plan::equivalent_order(n, k), [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_columns(n, k), [&](index_t b, bool parallel) {
+        if (k <= plan::few_sums && !parallel) {
+            gemm<T>(T(1), gB[b], A[b], false, gA[b]);
+            return gemm<T>(T(1), gB[b].t(), A[b], true, gA[b]);
+        }
         // One product with the symmetric gB + gB' instead of two: a buffer for a third of the time.
         const Buffer<T> entries = allocate<T>(n * n);
         const View<T> symmetric{entries.get(), n, n, n, 1};
@@ -69,7 +77,7 @@ void syrk_vjp_batch(Batch<const T> A, Batch<const T> gB, Batch<T> gA) {
 template <class T>
 void congruence_batch(Batch<const T> B, Batch<const T> G, Batch<T> gA) {
     const index_t n = B.rows;
-    for_parts(B.count, 3 * n * n, [&](index_t first, index_t number) {
+    for_parts<T>(B.count, 3 * n * n, [&](index_t first, index_t number) {
         const BatchBuffer<T> half(number, n, n);
         syrk_vjp_batch<T>(B.part(first, number), G.part(first, number), half.all());
         gemmt_batch<T>(T(-0.5), B.part(first, number), half.readonly(), gA.part(first, number), true);

@@ -211,7 +211,7 @@ template <class T>
 void pstrf_batch(Batch<const T> A, Batch<T> L, std::int64_t* pivots, std::int64_t* ranks, double tolerance, std::int32_t* status) {
     const index_t n = A.rows;
     const index_t order = index_t(std::cbrt(double(n) * double(L.cols) * double(L.cols)));
-    for_items(A.count, order, [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_cube(order), [&](index_t b, bool parallel) {
         const index_t found = factor_one_pivoted<T>(A[b], L[b], pivots + b * n, tolerance, parallel);
         status[b] = std::int32_t(std::min<index_t>(found, 0));
         ranks[b] = std::max<index_t>(found, 0);
@@ -223,7 +223,7 @@ void pstrf_batch(Batch<const T> A, Batch<T> L, std::int64_t* pivots, std::int64_
 template <class T>
 void pstrf_vjp_batch(Batch<const T> L, Batch<const T> gL, const std::int64_t* pivots, const std::int64_t* found, Batch<T> gA) {
     const index_t n = L.rows;
-    for_parts(L.count, 3 * n * n, [&](index_t first, index_t number) {
+    for_parts<T>(L.count, 3 * n * n, [&](index_t first, index_t number) {
         const BatchBuffer<T> factor(number, n, n), gradient(number, n, n);
         for (index_t b = 0; b < number; ++b) {
             const View<T> l = factor.all()[b], g = gradient.all()[b];

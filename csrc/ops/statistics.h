@@ -32,7 +32,7 @@ bool pca_batch(Batch<const T> X, T tol, Batch<T> components, T* variance, T* mea
     const index_t degrees = std::max<index_t>(n - 1, 1);
     const bool wide = d > n;
     std::atomic<bool> done{true};
-    for_parts(X.count, 2 * n * d + 2 * side * side, [&](index_t first, index_t number) {
+    for_parts<T>(X.count, 2 * n * d + 2 * side * side, [&](index_t first, index_t number) {
         const BatchBuffer<T> centred(number, n, d), moments(number, side, side), vectors(number, side, side);
         const Buffer<T> unit = allocate<T>(number), squares = allocate<T>(number * side);
         std::vector<std::int32_t> status(number);
@@ -108,7 +108,7 @@ bool cca_batch(Batch<const T> X, Batch<const T> Y, double regularisation, T* S, 
     const index_t n = X.rows, p = X.cols, q = Y.cols, side = std::min(p, q), k = W_x.cols;
     const T least = T(std::sqrt(regularisation));
     std::atomic<bool> done{true};
-    for_parts(X.count, n * (p + q) + 2 * (p + q) * (p + q), [&](index_t first, index_t number) {
+    for_parts<T>(X.count, n * (p + q) + 2 * (p + q) * (p + q), [&](index_t first, index_t number) {
         const BatchBuffer<T> x(number, n, p), y(number, n, q), L_x(number, p, p), L_y(number, q, q), M(number, p, q);
         const Buffer<T> units = allocate<T>(2 * number), means = allocate<T>(number * (p + q));
         T *const unit_x = units.get(), *const unit_y = unit_x + number;
@@ -159,7 +159,7 @@ bool lda_batch(Batch<const T> X, const std::int64_t* labels, index_t c, double r
     std::vector<T> contrasts = make_contrasts<T>(sizes);
     const Batch<const T> combinations{contrasts.data(), 1, 0, c - 1, c, c, 1};
     std::atomic<bool> done{true};
-    for_parts(X.count, n * p + 2 * p * p + 4 * p * c, [&](index_t first, index_t number) {
+    for_parts<T>(X.count, n * p + 2 * p * p + 4 * p * c, [&](index_t first, index_t number) {
         const BatchBuffer<T> means(number, c, p), within(number, n, p), L(number, p, p), between(number, p, c - 1);
         const Buffer<T> unit = allocate<T>(number);
         for (index_t b = 0; b < number; ++b) {
@@ -172,7 +172,7 @@ bool lda_batch(Batch<const T> X, const std::int64_t* labels, index_t c, double r
                 for (index_t j = 0; j < p; ++j) m(l, j) /= sizes[l];
             for (index_t i = 0; i < n; ++i)
                 for (index_t j = 0; j < p; ++j) w(i, j) = x(i, j) - m(labels[i], j);
-            unit[b] = divide_by_unit<T>(w, T(std::sqrt(regularisation)), false);
+            unit[b] = divide_by_unit<T>(w, measure_extent<T>(w), T(std::sqrt(regularisation)), false);
             if (unit[b] != T(1)) copy<T>(m.readonly(), T(1) / unit[b], m, false);
             gemm<T>(T(1), m.readonly().t(), combinations[0].t(), false, between.all()[b]);
         }
@@ -194,7 +194,7 @@ bool lstsq_batch(Batch<const T> A, Batch<const T> B, T tolerance, bool relative_
     const index_t m = A.rows, n = A.cols, columns = B.cols;
     const bool wide = m <= n;
     std::atomic<bool> done{true};
-    for_parts(A.count, 2 * m * n + 2 * (m + n) * columns, [&](index_t first, index_t number) {
+    for_parts<T>(A.count, 2 * m * n + 2 * (m + n) * columns, [&](index_t first, index_t number) {
         const Batch<const T> a = A.part(first, number), b = B.part(first, number);
         const Batch<T> x = X.part(first, number), q = Q.part(first, number), l = L.part(first, number);
         if (wide) {

@@ -103,7 +103,7 @@ void syevd_batch(Batch<const T> A, Batch<T> U, T* eigenvalues, std::int32_t* inf
     const char* const job = U.data ? "V" : "N";
     const WorkspaceSize<T> size(job, n);
     const index_t serial_order = plan::serial_order(parallel::threads());
-    for_items(A.count, n, A.count == 1 ? std::min(serial_order, plan::serial_eigen_order) : serial_order, [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_cube(n), A.count == 1 ? std::min(serial_order, plan::serial_eigen_order) : serial_order, [&](index_t b, bool parallel) {
         T* const lambda = eigenvalues + b * n;
         if (!is_lower_finite<T>(A[b])) {
             info[b] = -1;
@@ -252,7 +252,7 @@ void syevd_vjp_batch(Batch<const T> U, const T* eigenvalues, Batch<const T> gU, 
         });
         return;
     }
-    for_items(U.count, n, [&](index_t b, bool parallel) {
+    for_items(U.count, plan::measure_cube(n), [&](index_t b, bool parallel) {
         const T *const lambda = eigenvalues + b * n, *const slope = g_eigenvalues ? g_eigenvalues + b * n : nullptr;
         GapRule<T> rule(gaps, tol, lambda, n);
         const Buffer<T> buffer = allocate<T>(n * n);

@@ -12,20 +12,6 @@ namespace lapgrad {
 template <class T>
 void multiply_triangle(View<const T> L, bool lower, View<T> X) {
     const index_t n = L.rows;
-    if (n <= plan::few_sums && X.col_stride == 1 && X.cols >= plan::long_sum) {
-        // Few long rows: packing them for the kernel below would take longer than the product.
-        for (index_t step = 0; step < n; ++step) {
-            const index_t i = lower ? n - 1 - step : step;
-            T* const row = X.at(i, 0);
-            for (index_t j = 0; j < X.cols; ++j) row[j] *= L(i, i);
-            for (index_t p = lower ? 0 : i + 1; p < (lower ? i : n); ++p) {
-                const T factor = L(i, p);
-                const T* const other = X.at(p, 0);
-                for (index_t j = 0; j < X.cols; ++j) row[j] += factor * other[j];
-            }
-        }
-        return;
-    }
     if (n <= isa::leaf) {
         if (lower)
             isa::kernels<T>().multiply(L, X, scratch<T>());

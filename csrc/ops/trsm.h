@@ -31,20 +31,6 @@ struct LeafTriangle {
 template <class T>
 void solve_triangle(View<const T> L, bool lower, View<T> X, bool unit = false) {
     const index_t n = L.rows;
-    if (n <= plan::few_sums && X.col_stride == 1 && X.cols >= plan::long_sum) {
-        // Few long rows: packing them for the kernel below would take longer than the solve.
-        for (index_t step = 0; step < n; ++step) {
-            const index_t i = lower ? step : n - 1 - step;
-            T* const row = X.at(i, 0);
-            for (index_t p = lower ? 0 : i + 1; p < (lower ? i : n); ++p) {
-                const T factor = L(i, p);
-                const T* const other = X.at(p, 0);
-                for (index_t j = 0; j < X.cols; ++j) row[j] -= factor * other[j];
-            }
-            for (index_t j = 0; j < X.cols && !unit; ++j) row[j] /= L(i, i);
-        }
-        return;
-    }
     if (n <= isa::leaf) {
         if (unit) return solve_triangle<T>(LeafTriangle<T>(L, lower, true).view, lower, X);
         if (lower)
@@ -97,7 +83,7 @@ void solve_narrow(View<const T> L, bool lower, View<T> X, bool unit) {
 template <class T>
 void trsm(View<const T> L, bool lower, View<T> X, bool parallel, bool unit = false) {
     if (L.rows == 0 || X.cols == 0) return;
-    if (plan::uses_narrow_trsm<T>(L.rows, X.cols, L.row_major())) return solve_narrow<T>(L, lower, X, unit);
+    if (plan::uses_narrow_trsm<T>(L.rows, X.cols)) return solve_narrow<T>(L, lower, X, unit);
     if (plan::uses_vendor_trsm<T>(L.rows)) return blas::trsm<T>(L, lower, X, unit);
     for_column_slices<T>(X, parallel, [&](View<T> slice) { solve_triangle<T>(L, lower, slice, unit); });
 }
@@ -136,7 +122,7 @@ void apply_triangles(Batch<const T> L, bool lower, Batch<const T> A, Batch<T> X,
         return apply(L[0], X[0], false);
     }
     const contention::LongLoop keep(double(n) * double(n) * double(m) >= 2 * plan::long_multiplications);
-    for_items(A.count, plan::equivalent_order(n, m), serial_order, [&](index_t b, bool parallel) {
+    for_items(A.count, plan::measure_right_side(n, m), serial_order, [&](index_t b, bool parallel) {
         copy<T>(A[b], T(1), X[b], parallel);
         apply(L[b], X[b], parallel);
     });

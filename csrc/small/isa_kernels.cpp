@@ -74,6 +74,8 @@ constexpr Kernels<T> make_table() {
     fill.set(&Table::lanes, lanes_of<T>);
     fill.set(&Table::copy, &copy<T>);
     fill.set(&Table::compare_close, &compare_close<T>);
+    fill.set(&Table::add_rows, &add_rows<T>);
+    fill.set(&Table::subtract_row, &subtract_row<T>);
     fill.set(&Table::product, &product<T>);
     fill.set(&Table::product_triangle, &product_triangle<T>);
     fill.set(&Table::potrf, &potrf_leaf<T>);

@@ -102,6 +102,42 @@ void lane_gemm(T alpha, Batch<const T> A, bool symmetrise, Batch<const T> B, T b
     return exponent * 0.69314718055994530942 + (2.0 * s + 2.0 * s * z * series);
 }
 
+// The same for float32: the series ends below 2^-27, and log 2 is in two parts, of which the product of the first with an exponent is exact.
+[[gnu::always_inline]] inline Vec<float> take_logarithms(Vec<float> x) {
+    using Bits = LaneMask<float>;
+    const Bits bits = reinterpret_cast<Bits>(x);
+    const Vec<float> mantissa = reinterpret_cast<Vec<float>>((bits & 0x007fffff) | 0x3f800000);
+    const Bits large = mantissa > 1.41421356f;
+    const Vec<float> m = large ? 0.5f * mantissa : mantissa;
+    const Vec<float> exponent = __builtin_convertvector((bits >> 23) - 127 - large, Vec<float>);  // a true comparison is -1
+    const Vec<float> s = (m - 1.0f) / (m + 1.0f), z = s * s;
+    Vec<float> series = Simd<float>::fill(1.0f / 11);
+    for (int k = 9; k > 1; k -= 2) series = series * z + 1.0f / k;
+    return exponent * 0.693359375f + (2.0f * s + (2.0f * s * z * series - exponent * 2.12194440e-4f));
+}
+
+// out[i] := log |x[i]|; NaN for a number that is zero, subnormal or not finite.
+inline void take_logarithms(const float* x, index_t count, double* out) {
+    using S = Simd<float>;
+    constexpr index_t W = S::W;
+    for (index_t first = 0; first < count; first += W) {
+        const index_t filled = count - first < W ? count - first : W;
+        Vec<float> numbers = S::fill(1.0f);
+        if (filled == W)
+            numbers = S::load(x + first);
+        else
+            for (index_t l = 0; l < filled; ++l) numbers[l] = x[first + l];
+        const Vec<float> size = absolute<float>(numbers);
+        const auto fits = (size >= std::numeric_limits<float>::min()) & (size <= std::numeric_limits<float>::max());
+        const Vec<float> found = fits ? take_logarithms(size) : S::fill(std::numeric_limits<float>::quiet_NaN());
+        using Wide = Simd<double, W * sizeof(double)>;
+        if (filled == W)
+            Wide::store(out + first, __builtin_convertvector(found, typename Wide::Vec));
+        else
+            for (index_t l = 0; l < filled; ++l) out[first + l] = static_cast<double>(found[l]);
+    }
+}
+
 // out[item - begin] := sum_i log |a_ii|: mantissas are multiplied, exponents are added, and there is one logarithm per run of
 // entries. NaN for an item with an entry that is zero or not finite, which the caller computes by itself.
 template <class T>
@@ -113,6 +149,8 @@ void lane_sum_logs(Batch<const T> A, double* out, index_t begin, index_t end) {
     constexpr std::int64_t size_bits = 0x7fffffffffffffff, mantissa_bits = 0x000fffffffffffff, one_bits = 0x3ff0000000000000;
     const index_t step = A.row_stride + A.col_stride, n = A.rows;
     const bool is_contiguous = n == 1 && A.batch_stride == 1;
+    if constexpr (std::is_same_v<T, float>)
+        if (is_contiguous) return take_logarithms(A.data + begin, end - begin, out);
     for (index_t first = begin; first < end; first += W) {
         const index_t filled = end - first < W ? end - first : W;
         const T* item[W];

@@ -45,6 +45,24 @@ void gather(const Batch<const T>& batch, Group<T> group, Vec<T>* buffer) {
         buffer[0] = S::load(item[0]);
         return;
     }
+    const index_t rest = size - e;
+    if (rest >= transposed_rest) {
+        // One more block. It begins before the last elements; or, where items are shorter than a vector, it ends after them, if that is
+        // before the end of the batch.
+        const index_t last = (group.begin + group.filled - 1) * batch.batch_stride;
+        const bool is_short = size < W;
+        if (!is_short || last + W <= (batch.count - 1) * batch.batch_stride + size) {
+            const index_t from = is_short ? 0 : size - W;
+            Vec<T> x[W];
+#pragma GCC unroll 16
+            for (int l = 0; l < W; ++l) x[l] = S::load(item[l] + from);
+            S::transpose(x);
+#pragma GCC unroll 16
+            for (int l = 0; l < W; ++l)
+                if (!is_short || l < size) buffer[from + l] = x[l];
+            return;
+        }
+    }
     for (; e < size; ++e) {
         // Collected in a register: numbers stored one by one cannot be read back as a vector before all of them are in the cache.
         Vec<T> x;
@@ -77,6 +95,25 @@ void scatter(const Vec<T>* buffer, const Batch<T>& batch, Group<T> group) {
             for (index_t l = 0; l < group.filled; ++l) S::store(item + l * batch.batch_stride + e, x[l]);
     }
     if (size == 1 && batch.batch_stride == 1 && group.filled == W) return S::store(item, buffer[0]);
+    const bool is_short = size < W;
+    if (size - e >= transposed_rest && (!is_short || batch.batch_stride == size)) {
+        // The last elements as one more block, which begins before them. Items that are shorter than a vector and next to each other are
+        // stored in rising order, so that each overwrites what the one before has stored too much; the last ones are stored exactly.
+        const index_t from = is_short ? 0 : size - W;
+        Vec<T> x[W];
+#pragma GCC unroll 16
+        for (int l = 0; l < W; ++l) x[l] = buffer[from + (!is_short || l < size ? l : 0)];
+        S::transpose(x);
+#pragma GCC unroll 16
+        for (index_t l = 0; l < W; ++l) {
+            T* const target = item + l * batch.batch_stride + from;
+            if (l < group.filled && (!is_short || (group.filled - l) * size >= W))
+                S::store(target, x[l]);
+            else if (l < group.filled)
+                __builtin_memcpy(target, &x[l], static_cast<std::size_t>(size) * sizeof(T));
+        }
+        return;
+    }
     for (; e < size; ++e)
         for (index_t l = 0; l < group.filled; ++l) item[l * batch.batch_stride + e] = buffer[e][l];
 }

@@ -106,11 +106,11 @@ void potrf_reverse_leaf(View<const T> L, View<T> G, T* scratch) {
     unpack<T>(&S[0][0], leaf, G.col_stride == 1 ? G : G.t());
 }
 
-// packed := L with zeros above the diagonal, row-major, padded to a multiple of rows_at_once; Inverted: with the reciprocals of
-// the diagonal in its place, for a solve. Returns the padded order.
+// packed := L, row-major, with zeros above the diagonal up to the end of a group of rows_at_once rows; Inverted: with the reciprocals of the
+// diagonal in its place, for a solve.
 template <class T, bool Inverted>
-index_t pack_triangle(View<const T> L, T* packed) {
-    const index_t n = L.rows, padded = (n + rows_at_once - 1) / rows_at_once * rows_at_once;
+void pack_triangle(View<const T> L, T* packed) {
+    const index_t n = L.rows;
     if (L.col_stride == 1)
         for (index_t i = 0; i < n; ++i)
             for (index_t j = 0; j <= i; ++j) packed[i * leaf + j] = L.at(i, 0)[j];
@@ -119,110 +119,132 @@ index_t pack_triangle(View<const T> L, T* packed) {
             for (index_t j = 0; j <= i; ++j) packed[i * leaf + j] = L.at(i, 0)[-j];
     else
         pack<T>(L, T(1), packed, leaf);
-    for (index_t i = 0; i < padded; ++i)
-        for (index_t j = i < n ? i + 1 : 0; j < padded; ++j) packed[i * leaf + j] = T(0);
+    for (index_t i = 0; i < n; ++i)
+        for (index_t j = i + 1; j < n && j < i / rows_at_once * rows_at_once + rows_at_once; ++j) packed[i * leaf + j] = T(0);
     if (Inverted)
         for (index_t i = 0; i < n; ++i) packed[i * leaf + i] = T(1) / packed[i * leaf + i];
-    return padded;
 }
 
-// Forward substitution on NV vectors of columns, rows_at_once rows at a time: the part left of the diagonal block is a product,
-// the block itself is solved in registers.
-template <class T, int NV>
-void solve_panel(const T* L, index_t padded, T* x, index_t ldx) {
+// Forward substitution on NV vectors of columns in rows [i, i + R), after the rows before: the part left of the diagonal block is a
+// product, the block itself is solved in registers.
+template <class T, int NV, int R>
+[[gnu::always_inline]] inline void solve_rows(const T* L, index_t i, T* x, index_t ldx) {
     using S = Simd<T>;
     using Vec = typename S::Vec;
-    for (index_t i = 0; i < padded; i += rows_at_once) {
-        Vec acc[rows_at_once][NV];
+    Vec acc[R][NV];
 #pragma GCC unroll 4
-        for (int r = 0; r < rows_at_once; ++r)
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) acc[r][v] = S::load(x + (i + r) * ldx + v * S::W);
-        for (index_t k = 0; k < i; ++k) {
-            Vec row[NV];
+        for (int v = 0; v < NV; ++v) acc[r][v] = S::load(x + (i + r) * ldx + v * S::W);
+    for (index_t k = 0; k < i; ++k) {
+        Vec row[NV];
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) row[v] = S::load(x + k * ldx + v * S::W);
+        for (int v = 0; v < NV; ++v) row[v] = S::load(x + k * ldx + v * S::W);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows_at_once; ++r) {
-                const Vec l = S::fill(L[(i + r) * leaf + k]);
+        for (int r = 0; r < R; ++r) {
+            const Vec l = S::fill(L[(i + r) * leaf + k]);
 #pragma GCC unroll 4
-                for (int v = 0; v < NV; ++v) acc[r][v] -= l * row[v];
-            }
+            for (int v = 0; v < NV; ++v) acc[r][v] -= l * row[v];
         }
-#pragma GCC unroll 4
-        for (int r = 0; r < rows_at_once; ++r) {
-#pragma GCC unroll 4
-            for (int s = 0; s < r; ++s) {
-                const Vec l = S::fill(L[(i + r) * leaf + i + s]);
-#pragma GCC unroll 4
-                for (int v = 0; v < NV; ++v) acc[r][v] -= l * acc[s][v];
-            }
-            const Vec inverse = S::fill(L[(i + r) * leaf + i + r]);
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) acc[r][v] *= inverse;
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < rows_at_once; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) S::store(x + (i + r) * ldx + v * S::W, acc[r][v]);
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int s = 0; s < r; ++s) {
+            const Vec l = S::fill(L[(i + r) * leaf + i + s]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[r][v] -= l * acc[s][v];
+        }
+        const Vec inverse = S::fill(L[(i + r) * leaf + i + r]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) acc[r][v] *= inverse;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) S::store(x + (i + r) * ldx + v * S::W, acc[r][v]);
 }
 
-// Product with the triangle, from the last rows up, so that rows that are still needed have not been overwritten.
-template <class T, int NV>
-void multiply_panel(const T* L, index_t padded, T* x, index_t ldx) {
+// Rows [i, i + R) of the product with the triangle, for NV vectors of columns. Rows further down are not read.
+template <class T, int NV, int R>
+[[gnu::always_inline]] inline void multiply_rows(const T* L, index_t i, T* x, index_t ldx) {
     using S = Simd<T>;
     using Vec = typename S::Vec;
-    for (index_t i = padded - rows_at_once; i >= 0; i -= rows_at_once) {
-        Vec acc[rows_at_once][NV] = {};
-        for (index_t k = 0; k < i + rows_at_once; ++k) {
-            Vec row[NV];
+    Vec acc[R][NV] = {};
+    for (index_t k = 0; k < i + R; ++k) {
+        Vec row[NV];
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) row[v] = S::load(x + k * ldx + v * S::W);
+        for (int v = 0; v < NV; ++v) row[v] = S::load(x + k * ldx + v * S::W);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows_at_once; ++r) {
-                const Vec l = S::fill(L[(i + r) * leaf + k]);
+        for (int r = 0; r < R; ++r) {
+            const Vec l = S::fill(L[(i + r) * leaf + k]);
 #pragma GCC unroll 4
-                for (int v = 0; v < NV; ++v) acc[r][v] += l * row[v];
-            }
+            for (int v = 0; v < NV; ++v) acc[r][v] += l * row[v];
         }
+    }
 #pragma GCC unroll 4
-        for (int r = 0; r < rows_at_once; ++r)
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) S::store(x + (i + r) * ldx + v * S::W, acc[r][v]);
+        for (int v = 0; v < NV; ++v) S::store(x + (i + r) * ldx + v * S::W, acc[r][v]);
+}
+
+// x := L^-1 x or L x for NV vectors of columns, a group of rows at a time: a solve begins with the first group, a product with the last
+// one, so that rows that are still needed have not been overwritten. The rows after the last full group are one of their own.
+template <class T, bool Solve, int NV>
+void triangle_panel(const T* L, index_t n, T* x, index_t ldx) {
+    const index_t full = n / rows_at_once * rows_at_once;
+    const auto compute_rest = [&](auto compute) {
+        if (n - full == 1)
+            compute(std::integral_constant<int, 1>{}, full);
+        else if (n - full == 2)
+            compute(std::integral_constant<int, 2>{}, full);
+        else if (n - full == 3)
+            compute(std::integral_constant<int, 3>{}, full);
+    };
+    const auto compute_rows = [&](auto rows, index_t i) {
+        Solve ? solve_rows<T, NV, rows>(L, i, x, ldx) : multiply_rows<T, NV, rows>(L, i, x, ldx);
+    };
+    const std::integral_constant<int, rows_at_once> group{};
+    if (Solve) {
+        for (index_t i = 0; i < full; i += rows_at_once) compute_rows(group, i);
+        compute_rest(compute_rows);
+    } else {
+        compute_rest(compute_rows);
+        for (index_t i = full - rows_at_once; i >= 0; i -= rows_at_once) compute_rows(group, i);
     }
 }
 
 template <class T, bool Solve>
 void triangle_leaf(View<const T> L, View<T> X, T* scratch) {
-    constexpr index_t W = Simd<T>::W;
-    constexpr int NV = 4;
+    constexpr index_t W = Simd<T>::W, most = 4;  // vectors of columns at a time
+    const index_t n = X.rows;
     T* packed = scratch;
-    T* panel = scratch + leaf * leaf;  // leaf x NV*W at most: leaf x 64
-    const index_t padded = pack_triangle<T, Solve>(L, packed);
-    for (index_t j = 0; j < X.cols; j += NV * W) {
-        const index_t width = X.cols - j < NV * W ? X.cols - j : NV * W;
-        const index_t vectors = (width + W - 1) / W;
-        const View<T> columns = X.columns(j, width);
-        const bool direct = columns.col_stride == 1 && width == NV * W && padded == X.rows;
-        T* x = columns.data;
-        index_t ldx = columns.row_stride;
-        if (!direct) {
-            x = panel;
-            ldx = NV * W;
-            for (index_t i = 0; i < padded; ++i)
-                for (index_t c = i < X.rows ? width : 0; c < vectors * W; ++c) x[i * ldx + c] = T(0);
-            pack<T>(columns, T(1), x, ldx);
-        }
+    T* panel = scratch + leaf * leaf;  // leaf x most * W at most: leaf x 64
+    pack_triangle<T, Solve>(L, packed);
+    const auto compute = [&](index_t vectors, T* x, index_t ldx) {
         if (vectors == 1)
-            Solve ? solve_panel<T, 1>(packed, padded, x, ldx) : multiply_panel<T, 1>(packed, padded, x, ldx);
+            triangle_panel<T, Solve, 1>(packed, n, x, ldx);
         else if (vectors == 2)
-            Solve ? solve_panel<T, 2>(packed, padded, x, ldx) : multiply_panel<T, 2>(packed, padded, x, ldx);
-        else {
-            if (!direct && vectors == 3)
-                for (index_t i = 0; i < padded; ++i) Simd<T>::store(x + i * ldx + 3 * W, typename Simd<T>::Vec{});
-            Solve ? solve_panel<T, NV>(packed, padded, x, ldx) : multiply_panel<T, NV>(packed, padded, x, ldx);
+            triangle_panel<T, Solve, 2>(packed, n, x, ldx);
+        else if (vectors == 3)
+            triangle_panel<T, Solve, 3>(packed, n, x, ldx);
+        else
+            triangle_panel<T, Solve, most>(packed, n, x, ldx);
+    };
+    for (index_t j = 0; j < X.cols;) {
+        const index_t left = X.cols - j, whole = left < most * W ? left / W : most;
+        if (X.col_stride == 1 && whole > 0) {
+            compute(whole, X.at(0, j), X.row_stride);
+            j += whole * W;
+            continue;
         }
-        if (!direct) unpack<T>(x, ldx, columns);
+        const index_t width = left < most * W ? left : most * W, vectors = (width + W - 1) / W, ldx = vectors * W;
+        const View<T> columns = X.columns(j, width);
+        for (index_t i = 0; i < n; ++i)
+            for (index_t c = width; c < ldx; ++c) panel[i * ldx + c] = T(0);
+        pack<T>(columns, T(1), panel, ldx);
+        compute(vectors, panel, ldx);
+        unpack<T>(panel, ldx, columns);
+        j += width;
     }
 }
