@@ -33,6 +33,13 @@ bool has_few_sums(View<const T> A, View<const T> B) {
     return std::max(A.rows, B.cols) <= plan::few_sums && A.cols >= plan::long_sum && (A.col_stride != 1 || B.row_stride != 1);
 }
 
+// Whether a product has few entries that are sums over contiguous rows and columns: the product kernel packs nothing, so that sums longer
+// than its panels need not be cut.
+template <class T>
+bool sums_in_place(View<const T> A, View<const T> B) {
+    return std::max(A.rows, B.cols) <= plan::few_sums && A.col_stride == 1 && B.row_stride == 1;
+}
+
 template <class T>
 using FewSums = T[plan::few_sums][plan::few_sums];
 
@@ -64,6 +71,7 @@ void gemm(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C)
     const bool slim = is_slim<T>(m, n, k) || k == 0;
     if (!slim && !uses_own_blocks(m, n, k)) return blas::gemm<T>(alpha, A, B, T(accumulate), C);
     if (C.col_stride != 1) return gemm<T>(alpha, B.t(), A.t(), accumulate, C.t());
+    if (k > isa::product_limit && sums_in_place<T>(A, B)) return isa::kernels<T>().product(alpha, A, B, accumulate, C, scratch<T>());
     // Long sides are cut into pieces that fit the packed panels. BLAS shares large products among the threads, and so does this; slim ones
     // are shared by the callers.
     constexpr index_t piece = isa::product_limit;

@@ -26,13 +26,14 @@ void finish_upper(View<T> below, View<T> above, Upper upper, bool parallel) {
 template <class T>
 void gemmt_leaf(T alpha, View<const T> A, View<const T> B, bool accumulate, View<T> C) {
     const bool by_rows = C.col_stride == 1;
+    const index_t piece = sums_in_place<T>(A, B) ? std::max(A.cols, isa::product_limit) : isa::product_limit;
     index_t p = 0;
     do {
-        const index_t depth = std::min(isa::product_limit, A.cols - p);
+        const index_t depth = std::min(piece, A.cols - p);
         const View<const T> strip = A.columns(p, depth), panel = B.block(p, 0, depth, B.cols);
         isa::kernels<T>().product_triangle(alpha, by_rows ? strip : panel.t(), by_rows ? panel : strip.t(),
                                            accumulate || p > 0, by_rows ? C : C.t(), by_rows, scratch<T>());
-        p += isa::product_limit;
+        p += piece;
     } while (p < A.cols);
 }
 
