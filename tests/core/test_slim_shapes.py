@@ -80,13 +80,10 @@ def test_products_with_few_rows_or_columns(few: int, dtype: torch.dtype, path: N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [255, 257, 511, 700, 2622])
 def test_long_sums_of_few_entries(inner: int, dtype: torch.dtype, path: None) -> None:
-    """Longer than the packed panels of a product, in memory by rows and by columns, one by one and in batches."""
+    """Longer than the packed panels of a product; by rows and by columns in memory, and in batches."""
     for n in (1, 2, 3, 4, 5):
-        for A in (
-            draw(n, inner, dtype=dtype),
-            draw(inner, n, dtype=dtype).mT,
-            draw(37, n, inner, dtype=dtype),
-        ):
+        by_columns = draw(inner, n, dtype=dtype).mT
+        for A in (draw(n, inner, dtype=dtype), by_columns, draw(37, n, inner, dtype=dtype)):
             expected, units = multiply_exactly(A, A.mT), of_order(inner)
             assert_close(lapgrad.syrk(A), expected, units)
             assert_close(lapgrad.gemm2(A, A, transpose_b=True), expected, units)
