@@ -22,7 +22,7 @@ from lapgrad_bench.bench.ops_options import add_give_up, check_common_options, m
 from lapgrad_bench.bench.peers.client import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import FailedError, make_measurer
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.option_values import make_names_parser, parse_number, parse_numbers, parse_positive
+from lapgrad_bench.common.option_values import make_names_parser, parse_number, parse_numbers, parse_seconds
 from lapgrad_bench.common.plotting import write_figures
 from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--rows", type=parse_number, help="use only so many rows of the data")
     what.add_argument("--threads", type=parse_number, default=torch.get_num_threads(), help="[torch's]")
     what.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="[cpu]")
-    what.add_argument("--seconds", type=parse_positive, help=f"per case, more for large ones [{_SECONDS:g}]")
+    what.add_argument("--seconds", type=parse_seconds, help=f"per case, more for large ones [{_SECONDS:g}]")
     what.add_argument("--quick", action="store_true", help="few and small cases: a minute")
     whom = parser.add_argument_group("against whom (besides torch)")
     whom.add_argument(
