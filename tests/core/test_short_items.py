@@ -109,7 +109,7 @@ def test_large_results_have_their_memory() -> None:
 @pytest.mark.skipif(not is_core_in_use(), reason="needs the core")
 @pytest.mark.parametrize("n", [1, 3])
 def test_sums_of_products_that_share_their_first_item(n: int) -> None:
-    """A B' + D E' is twice a symmetric part if D is B and E is A, in all items."""
+    """A B' + D E' is computed as one product only if D is B and E is A in every item of the batch."""
     A, B = make_batch(5, n, 2, torch.float64), make_batch(5, n, 2, torch.float64)
     E, C = A[:1].expand(A.shape), A.new_empty(5, n, n)
     lookup("gemmt_sum", A)(C, A, B, B, E, lower=True, symmetric=True, alpha=1.0)

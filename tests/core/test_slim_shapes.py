@@ -1,4 +1,4 @@
-"""Matrices with one or few short sides: products, triangles and centred data, around the lengths of vectors.
+"""Products, triangles and centred data with one or few short sides, of about as many numbers as a vector has.
 
 Operands lie in memory that is NaN elsewhere, so a kernel that reads or writes past a row is found.
 """

@@ -151,7 +151,7 @@ OTHER_FILES = {
 }
 
 
-# The names of the tests are given: those made of the content would contain the time at which a zip was
+# The tests get names of their own: names made of the content would contain the time at which a zip file was
 # written, and change with every run.
 @pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
 def test_other_files_are_refused(content: bytes, path: Path) -> None:

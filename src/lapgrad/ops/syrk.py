@@ -45,7 +45,7 @@ def syrk(A: Tensor, *, transpose: bool = False, alpha: float = 1.0) -> Tensor:
         tensor([[ 5., 11.],
                 [11., 25.]])
     """
-    # The comparison of a tensor is a tensor.
+    # If alpha is a tensor, so is the comparison; check_factor refuses it below.
     is_unscaled = (alpha == 1.0) is True
     if is_unscaled and not is_compiling() and (shortcut := find_shortcut("syrk_shortcut")):
         product: Tensor | None = shortcut(A, transpose)

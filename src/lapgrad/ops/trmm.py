@@ -67,7 +67,7 @@ def trmm(
         tensor([[2.],
                 [5.]])
     """
-    # The comparison of a tensor is a tensor.
+    # If alpha is a tensor, so is the comparison; it is refused where operands are checked.
     is_unscaled = (alpha == 1.0) is True
     if is_unscaled and not overwrite and not is_compiling() and (shortcut := find_shortcut("trmm_shortcut")):
         X: Tensor | None = shortcut(L, A, lower, transpose, rightside)

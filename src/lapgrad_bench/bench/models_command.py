@@ -18,11 +18,11 @@ from lapgrad_bench.bench.models import exact_gp, sparse_gp
 from lapgrad_bench.bench.models.cases import MODELS, Selection, list_cases
 from lapgrad_bench.bench.ops import tables
 from lapgrad_bench.bench.ops.agreement import DisagreementError
-from lapgrad_bench.bench.ops_options import add_give_up, check_common_options, make_peer_parser
+from lapgrad_bench.bench.ops_options import add_give_up, check_common_options, make_peer_parser, parse_seconds
 from lapgrad_bench.bench.peers.client import LIBRARIES_OF_MODELS, TIMEOUT, Peers, PeerSpec
 from lapgrad_bench.bench.watched.watchdog import FailedError, make_measurer
 from lapgrad_bench.common import text_tables
-from lapgrad_bench.common.option_values import make_names_parser, parse_number, parse_numbers, parse_seconds
+from lapgrad_bench.common.option_values import make_names_parser, parse_number, parse_numbers
 from lapgrad_bench.common.plotting import write_figures
 from lapgrad_bench.common.progress import show_progress
 from lapgrad_bench.common.results import Results, Row

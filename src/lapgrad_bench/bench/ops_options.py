@@ -121,7 +121,7 @@ def add_give_up(parser: argparse.ArgumentParser, patience: float, more: str = ""
     """Add the option --give-up; `more` is added to its help text."""
     parser.add_argument_group("when a call hangs").add_argument(
         "--give-up",
-        type=_parse_seconds,
+        type=parse_seconds,
         default=patience,
         metavar="SECONDS",
         help="after which a call of torch or lapgrad that has not returned is given up: torch is then left "
@@ -166,7 +166,8 @@ def make_peer_parser(libraries: Sequence[str]) -> Callable[[str], PeerSpec]:
     return parse
 
 
-def _parse_seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
+    """Return a number of seconds, which may be 0."""
     return 0.0 if text in ("0", "0.0") else parse_positive(text)
 
 

@@ -46,8 +46,3 @@ def parse_positive(text: str) -> float:
     if not 0.0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
-
-
-def parse_seconds(text: str) -> float:
-    """Return a number of seconds; 0 stands for as few calls as possible."""
-    return 0.0 if text in ("0", "0.0") else parse_positive(text)
